@@ -32,6 +32,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 MIN_REQUESTS = 200
 """Fewer ok requests are too few to compare slow ones with fast ones."""
 MIN_SLOW_REQUESTS = 10
+"""Fewer slow requests are not compared with fast ones."""
 MOST_OF_EXCESS = 0.5
 """The share of the excess latency that a part of TTFT has to explain."""
 CLEAR_SHARE = 0.7
@@ -63,6 +64,8 @@ _MAX_BURST_SHARE = 0.4
 _MIN_SEPARATION = 0.9
 """The share of the requests before a TPOT step that must be below its middle, and of those after it
 that must be above."""
+_MIN_REQUESTS_OF_STEP = 10
+"""The fewest requests before a TPOT step, and after it."""
 _STEP_MARGIN = 0.03
 """Requests this close to a step, as a share of the time, ran partly before and partly after it."""
 _STEP_TIMES = np.arange(0.15, 0.9, 0.05)
@@ -143,16 +146,17 @@ class Case(msgspec.Struct, frozen=True):
         return () if curve is None else curve.values
 
     def missed_limit_ms(self, metric: str, values_ns: Ints) -> float | None:
-        """Return the tightest limit of a metric in the SLO that is missed, or None.
+        """Return the lowest limit of a metric that the SLO sets and the run misses, or None.
 
         A term such as "p99 of TPOT <= 50 ms" is missed if more than 1 % of the values exceed 50 ms.
         """
-        if self.run.manifest.slo is None:
+        slo = self.run.manifest.slo
+        if slo is None:
             return None
 
         missed_limits_ns = [
             term.limit_ns
-            for term in self.run.manifest.slo.terms
+            for term in slo.terms
             if term.metric == metric and _is_missed(term, values_ns)
         ]
         return min(missed_limits_ns) / 1e6 if missed_limits_ns else None
@@ -173,9 +177,9 @@ def make_cause(code: str, share: float, evidence: str, sure: str = "likely") -> 
 
     Args:
         code: The name of the cause in summary.json.
-        share: The share of the slow requests that show the cause, or of their excess latency that
-            it explains. A share above 1, which is due to noise, becomes 1.
-        evidence: What shows the cause, as a sentence without a full stop.
+        share: The share of the slow requests that the cause explains. A share above 1, which is due
+            to noise, becomes 1.
+        evidence: The sentence that explains the cause, without a full stop.
         sure: "likely" or "possible".
     """
     return Cause(code=code, share=min(share, 1.0), sure=sure, evidence=evidence)
@@ -201,7 +205,8 @@ def detect_network(case: Case) -> Cause | None:
     The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones.
     """
     connect_share = case.excess_shares["connect"]
-    share = connect_share + _network_share(case)
+    network_share = _network_share(case)
+    share = connect_share + network_share
     if share < MOST_OF_EXCESS:
         return None
 
@@ -221,22 +226,20 @@ def detect_network(case: Case) -> Cause | None:
 def _network_share(case: Case) -> float:
     """Return which share of the excess TTFT was spent in the network, 0 if that is not known.
 
-    It is known if the server reports how long requests queue and how long their prefill takes. What
-    then remains of TTFT ("rest") was spent in the network.
+    The rest of TTFT was spent in the network if the server reports its own times, queue and
+    prefill.
     """
     is_server_time_known = "queue" in case.excess_shares and "prefill" in case.excess_shares
     return case.excess_shares["rest"] if is_server_time_known else 0.0
 
 
 def detect_buffering(case: Case) -> Cause | None:
-    """Detect responses that arrive all at once, so that TTFT is the time of the whole response.
-
-    In such a response the first and the last of several tokens have the same time.
-    """
+    """Detect responses whose tokens arrive all at once, so that TTFT is the time of all tokens."""
     requests = case.requests
     has_several_tokens = requests["output_tokens"] > 1
-    is_instant = requests["last_token_ns"] == requests["first_token_ns"]
-    share = float((is_instant & has_several_tokens).mean())
+    has_one_time = requests["last_token_ns"] == requests["first_token_ns"]
+    arrives_at_once = has_several_tokens & has_one_time
+    share = float(arrives_at_once.mean())
     if share < CLEAR_SHARE:
         return None
 
@@ -257,7 +260,8 @@ def detect_startup(case: Case) -> Cause | None:
     if share < CLEAR_SHARE:
         return None
 
-    last_early_slow_s = float(case.relative_time[case.is_slow & is_early].max()) * case.span_s
+    times_of_early_slow = case.relative_time[case.is_slow & is_early]
+    last_early_slow_s = float(times_of_early_slow.max()) * case.span_s
     evidence = (
         f"{_percent_of_slow(share)} were sent in the first {last_early_slow_s:.0f} s, while the "
         "server was starting up; use a longer --warmup"
@@ -282,16 +286,18 @@ class _Burst(NamedTuple):
 def detect_periodic_stalls(case: Case) -> Cause | None:
     """Detect short bursts of slow requests at regular intervals.
 
-    A server that stops from time to time, for example for a checkpoint, delays all requests of that
-    time. Bursts much smaller than the others are single slow requests and do not count.
+    They show a server that stops from time to time, for example for a checkpoint.
     """
     slow_times_s = case.relative_time[case.is_slow] * case.span_s
     bursts = _drop_small_bursts(_find_bursts(slow_times_s))
-    share_in_bursts = sum(burst.size for burst in bursts) / len(slow_times_s)
+
+    requests_in_bursts = sum(burst.size for burst in bursts)
+    share_in_bursts = requests_in_bursts / len(slow_times_s)
     if share_in_bursts < CLEAR_SHARE or not _are_short_and_periodic(bursts, case.span_s):
         return None
 
-    mean_interval_s = np.diff([burst.start_s for burst in bursts]).mean()
+    burst_starts_s = [burst.start_s for burst in bursts]
+    mean_interval_s = np.diff(burst_starts_s).mean()
     evidence = (
         f"{_percent_of_slow(share_in_bursts)} came in {len(bursts)} bursts, one every "
         f"{mean_interval_s:.0f} s; the server stalls periodically"
@@ -300,15 +306,16 @@ def detect_periodic_stalls(case: Case) -> Cause | None:
 
 
 def _find_bursts(times_s: NDArray[np.float64]) -> list[_Burst]:
-    """Return the bursts of requests, which are separated by pauses of more than _BURST_PAUSE_S.
+    """Divide requests into bursts, which are separated by pauses of more than _BURST_PAUSE_S.
 
     For example, the times 1, 2, 10, 11 and 12 are two bursts, from 1 to 2 and from 10 to 12.
 
     Args:
-        times_s: The times of at least one request, in ascending order.
+        times_s: The times of the requests, in ascending order.
     """
     pauses_s = np.diff(times_s)
-    first_indexes = np.flatnonzero(pauses_s > _BURST_PAUSE_S) + 1
+    last_indexes = np.flatnonzero(pauses_s > _BURST_PAUSE_S)
+    first_indexes = last_indexes + 1  # of each burst but the first one
     return [
         _Burst(start_s=float(times[0]), end_s=float(times[-1]), size=len(times))
         for times in np.split(times_s, first_indexes)
@@ -325,29 +332,31 @@ def _drop_small_bursts(bursts: Sequence[_Burst]) -> list[_Burst]:
 def _are_short_and_periodic(bursts: Sequence[_Burst], span_s: float) -> bool:
     """Return True if there are several short bursts at regular intervals.
 
-    They are short if they take a small part of the span of the load. Intervals are regular if their
-    coefficient of variation (standard deviation divided by mean) is small.
+    Args:
+        bursts: The bursts.
+        span_s: The length of the load, of which the bursts may take a small part.
     """
     if len(bursts) < _MIN_BURSTS:
         return False
+
     total_length_s = sum(burst.end_s - burst.start_s for burst in bursts)
     if total_length_s > _MAX_BURST_SHARE * span_s:
         return False
+
     intervals_s = np.diff([burst.start_s for burst in bursts])
-    return bool(intervals_s.std() <= _MAX_INTERVAL_CV * intervals_s.mean())
+    max_deviation_s = _MAX_INTERVAL_CV * intervals_s.mean()
+    return bool(intervals_s.std() <= max_deviation_s)
 
 
 def detect_slow_target(case: Case) -> Cause | None:
-    """Detect a target or replica that served far more of the slow requests than of all requests.
-
-    Its share of the slow requests must be at least CLEAR_SHARE, and _MIN_TARGET_FACTOR times its
-    share of all requests.
-    """
+    """Detect a target or replica that served most slow requests, and far fewer of all requests."""
     keys_of_slow = case.replica_keys[case.is_slow]
     replica_key = _most_frequent(keys_of_slow)
     slow_share = float((keys_of_slow == replica_key).mean())
     share_of_all = float((case.replica_keys == replica_key).mean())
-    if slow_share < CLEAR_SHARE or slow_share < _MIN_TARGET_FACTOR * share_of_all:
+
+    min_slow_share = max(CLEAR_SHARE, _MIN_TARGET_FACTOR * share_of_all)
+    if slow_share < min_slow_share:
         return None
 
     name = replica_name(replica_key, case.run.manifest)
@@ -371,10 +380,9 @@ class _TpotStep(msgspec.Struct, frozen=True):
     """A time at which TPOT rises and stays higher.
 
     Attributes:
-        relative_time: When it is, from 0 at the start of the load to 1 at its end.
-        factor: The median TPOT after it, divided by the one before it.
-        separation: How clear the step is. A threshold lies between both medians. This is the share
-            of the earlier requests below it, or of the later ones above it, whichever is smaller.
+        relative_time: The time, from 0 at the start of the load to 1 at its end.
+        factor: The median TPOT after that time, divided by the median before it.
+        separation: How clearly the step separates lower TPOT from higher TPOT, from 0 to 1.
     """
 
     relative_time: float
@@ -383,14 +391,16 @@ class _TpotStep(msgspec.Struct, frozen=True):
 
 
 def detect_slower_hardware(case: Case) -> Cause | None:
-    """Detect that the time per output token rises at one time, although the load does not.
+    """Detect that the time per output token (TPOT) rises at one time, although the load does not.
 
     The hardware is slower from then on. For example, a GPU lowers its clock rate when it reaches a
-    limit of its power or temperature. If its metrics page reports that, the evidence says so.
+    limit of its power or temperature.
     """
     tpot_ns = case.requests.measure("tpot")
     has_tpot = tpot_ns != UNDEFINED
-    step = _find_tpot_step(tpot_ns[has_tpot].astype(float), case.relative_time[has_tpot])
+    known_tpot_ns = tpot_ns[has_tpot].astype(float)
+
+    step = _find_tpot_step(known_tpot_ns, case.relative_time[has_tpot])
     if step is None or step.separation < _MIN_SEPARATION:
         return None
     if _has_load_risen(case, step.relative_time):
@@ -411,6 +421,8 @@ def _has_load_risen(case: Case, relative_time: float) -> bool:
     """Return True if requests were scheduled at a higher rate after a relative time than before."""
     share_before = (case.relative_time < relative_time).mean()
     share_after = (case.relative_time >= relative_time).mean()
+
+    # Neither time is 0, because the shares are divided by them.
     rate_before = share_before / max(relative_time, _SHORTEST_TIME)
     rate_after = share_after / max(1 - relative_time, _SHORTEST_TIME)
     return bool(rate_after > STEADY_FACTOR * rate_before)
@@ -419,7 +431,7 @@ def _has_load_risen(case: Case, relative_time: float) -> bool:
 def _find_tpot_step(
     tpot_ns: NDArray[np.float64], relative_time: NDArray[np.float64]
 ) -> _TpotStep | None:
-    """Return the clearest step of TPOT at one of _STEP_TIMES, or None if there is none.
+    """Return the clearest step of TPOT at any of _STEP_TIMES, or None if TPOT has no step.
 
     Args:
         tpot_ns: The TPOT of each request.
@@ -427,6 +439,7 @@ def _find_tpot_step(
     """
     steps = []
     for step_time in _STEP_TIMES.tolist():
+        # Requests near the step ran partly before and partly after it, so they are left out.
         before_ns = tpot_ns[relative_time < step_time - _STEP_MARGIN]
         after_ns = tpot_ns[relative_time >= step_time + _STEP_MARGIN]
         step = _measure_tpot_step(step_time, before_ns, after_ns)
@@ -439,27 +452,30 @@ def _find_tpot_step(
 def _measure_tpot_step(
     step_time: float, before_ns: NDArray[np.float64], after_ns: NDArray[np.float64]
 ) -> _TpotStep | None:
-    """Return the step of TPOT at a relative time, or None if TPOT does not rise there.
+    """Return the step of TPOT at a time, or None if TPOT does not rise there in a single step.
 
-    If TPOT also rises within the time before or after it, that is a trend and not a step.
+    TPOT that rises gradually, before the time or after it, is not a step.
 
     Args:
-        step_time: The relative time of the step, from 0 to 1.
-        before_ns: The TPOT of the requests before it, in order of time.
-        after_ns: The TPOT of the requests after it, in order of time.
+        step_time: The time, from 0 at the start of the load to 1 at its end.
+        before_ns: The TPOT of the requests before the time, in order of time.
+        after_ns: The TPOT of the requests after the time, in order of time.
     """
-    if min(len(before_ns), len(after_ns)) < MIN_SLOW_REQUESTS:
+    has_enough_requests = min(len(before_ns), len(after_ns)) >= _MIN_REQUESTS_OF_STEP
+    if not has_enough_requests:
         return None
 
     median_before_ns = float(np.median(before_ns))
-    # The divisor is at least 1 ns, because the median of simulated requests can be 0.
-    factor = float(np.median(after_ns)) / max(median_before_ns, 1.0)
-    is_trend = _is_rising(before_ns) or _is_rising(after_ns)
-    if factor < SIGNIFICANT_CHANGE or is_trend:
+    median_after_ns = float(np.median(after_ns))
+    factor = median_after_ns / max(median_before_ns, 1.0)  # simulated requests can have 0 ns
+    rises_gradually = _is_rising(before_ns) or _is_rising(after_ns)
+    if factor < SIGNIFICANT_CHANGE or rises_gradually:
         return None
 
-    middle_ns = median_before_ns * factor**0.5  # the geometric mean of both medians
-    return _TpotStep(step_time, factor, _measure_separation(before_ns, after_ns, middle_ns))
+    # Half way between both medians by factors: 100 ns and 400 ns have their middle at 200 ns.
+    middle_ns = median_before_ns * factor**0.5
+    separation = _measure_separation(before_ns, after_ns, middle_ns)
+    return _TpotStep(step_time, factor, separation)
 
 
 def _measure_separation(
@@ -467,8 +483,8 @@ def _measure_separation(
 ) -> float:
     """Return how clearly a threshold separates lower values from higher ones, from 0 to 1.
 
-    It is the share of the lower values that are below the threshold, or the share of the higher
-    values that are above it, whichever is smaller.
+    If 95 % of the lower values are below the threshold, and 92 % of the higher values above it, the
+    result is 0.92.
     """
     share_below = float((lower_ns < threshold_ns).mean())
     share_above = float((higher_ns > threshold_ns).mean())
@@ -476,24 +492,21 @@ def _measure_separation(
 
 
 def _is_rising(values: NDArray[np.float64]) -> bool:
-    """Return True if the median of the last third is clearly larger than that of the first third.
-
-    That is by more than a factor of STEADY_FACTOR.
-    """
+    """Return True if values in order of time clearly rise from the first third to the last."""
     third = max(len(values) // 3, 1)
-    return bool(np.median(values[-third:]) > STEADY_FACTOR * np.median(values[:third]))
+    median_of_first_third = np.median(values[:third])
+    median_of_last_third = np.median(values[-third:])
+    return bool(median_of_last_third > STEADY_FACTOR * median_of_first_third)
 
 
 def _describe_throttling(case: Case, step_time: float) -> str:
-    """Return the reason that GPUs report for lower clocks from a time on, or "" if they do not.
+    """Return why GPUs lowered their clocks from a time on, or "" if they report no reason.
 
-    A reason counts if its share of the readings of the GPUs is larger after the time than before
-    it, by at least _MIN_CAP_INCREASE. The first such reason is returned, for example "the GPUs
-    report a power cap in 90% of the readings, 2% before".
+    An example is "the GPUs report a power cap in 90% of the readings, 2% before".
 
     Args:
         case: The requests, with the samples of the hardware.
-        step_time: The relative time, from 0 to 1, at which the requests became slower.
+        step_time: The time, from 0 at the start of the load to 1 at its end.
     """
     start_s = float(case.requests["due_ns"][0]) / 1e9
     step_s = start_s + step_time * case.span_s
@@ -501,6 +514,7 @@ def _describe_throttling(case: Case, step_time: float) -> str:
 
     shares_before = energy.throttled_fractions(case.run.samples, start_s, step_s)
     shares_after = energy.throttled_fractions(case.run.samples, step_s, end_s)
+
     for reason, share_after in shares_after.items():
         share_before = shares_before.get(reason, 0.0)
         if share_after - share_before >= _MIN_CAP_INCREASE:
@@ -513,11 +527,8 @@ def _describe_throttling(case: Case, step_time: float) -> str:
 
 
 def detect_preemptions(case: Case) -> Cause | None:
-    """Detect a server that took requests out of its batch because the KV cache was full.
-
-    Returns None if fewer than MIN_READS reads of the metrics pages show preempted requests.
-    """
-    # Servers count preempted requests, or list those that are paused.
+    """Detect a server that took requests out of its batch because the KV cache was full."""
+    # A server either counts the preempted requests, or reports how many are paused.
     values_by_read = [
         *case.server_values(series.PREEMPTED),
         *case.server_values(series.PAUSED),
@@ -534,13 +545,13 @@ def detect_preemptions(case: Case) -> Cause | None:
 
 
 def _share_by_preemptions(case: Case) -> float:
-    """Return which share of the excess TTFT preemptions explain at most.
+    """Return the largest share of the excess TTFT that preemptions can explain.
 
-    A preempted request waits in the queue again and repeats its prefill, so it is the share of both
-    together. If the server does not report its queueing time, it is 1, because they may explain all
-    of it. The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones.
+    A preempted request waits in the queue again, and repeats its prefill. The excess TTFT is the
+    mean TTFT of the slow requests minus that of the fast ones.
     """
-    if "queue" not in case.excess_shares:
+    is_queue_time_reported = "queue" in case.excess_shares
+    if not is_queue_time_reported:
         return 1.0
     return case.excess_shares["queue"] + case.excess_shares.get("prefill", 0.0)
 
@@ -553,6 +564,7 @@ def detect_full_kv_cache(case: Case) -> Cause | None:
     """
     usage_by_read = case.server_values(series.KV_USE)
     full_reads = sum(usage >= _FULL_CACHE for usage in usage_by_read)
+
     # If the server does not report how long requests queued, that time is in the rest of TTFT.
     waiting_share = case.excess_shares.get("queue", case.excess_shares["rest"])
     if full_reads < MIN_READS or waiting_share < MOST_OF_EXCESS:
@@ -568,7 +580,7 @@ def detect_full_kv_cache(case: Case) -> Cause | None:
 def detect_long_prompts(case: Case) -> Cause | None:
     """Detect slow requests that have an unusually long prompt, or waited while one was processed.
 
-    That must be so for most slow requests, and for a much smaller share of the fast ones.
+    This must apply to most slow requests, and to a much smaller share of the fast requests.
     """
     prompt_tokens = case.requests["input_tokens"]
     limit_tokens = _LONG_PROMPT * float(np.median(prompt_tokens))
@@ -576,9 +588,13 @@ def detect_long_prompts(case: Case) -> Cause | None:
     if not _are_exceptional(len(long_indexes), len(prompt_tokens)):
         return None
 
-    slow_share = _share_affected(case, np.flatnonzero(case.is_slow), long_indexes)
-    fast_share = _share_affected(case, np.flatnonzero(case.is_fast), long_indexes)
-    if slow_share < CLEAR_SHARE or slow_share < _MIN_AFFECTED_FACTOR * fast_share:
+    slow_indexes = np.flatnonzero(case.is_slow)
+    fast_indexes = np.flatnonzero(case.is_fast)
+    slow_share = _share_affected(case, slow_indexes, long_indexes)
+    fast_share = _share_affected(case, fast_indexes, long_indexes)
+
+    min_slow_share = max(CLEAR_SHARE, _MIN_AFFECTED_FACTOR * fast_share)
+    if slow_share < min_slow_share:
         return None
 
     evidence = (
@@ -589,23 +605,21 @@ def detect_long_prompts(case: Case) -> Cause | None:
 
 
 def _are_exceptional(long_count: int, prompt_count: int) -> bool:
-    """Return True if the long prompts are an exception, and not so few that they do not matter."""
+    """Return True if long prompts are an exception, but not extremely rare."""
     min_count = _MIN_LONG_SHARE * prompt_count
     max_count = _MAX_LONG_SHARE * prompt_count
     return min_count <= long_count <= max_count
 
 
 def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
-    """Return which share of some requests a long prompt slows down, see `_is_affected`.
-
-    Each request is compared with every long prompt. To save time, only about _AFFECTED_SAMPLE
-    requests, evenly spread, are examined.
+    """Return the share of requests that a long prompt slows down.
 
     Args:
         case: All requests.
-        indexes: The indexes of the requests that may be affected. There is at least one.
+        indexes: The indexes of the requests whose share is returned.
         long_indexes: The indexes of all requests with a long prompt.
     """
+    # To save time, only about _AFFECTED_SAMPLE requests, evenly spread, are examined.
     stride = max(len(indexes) // _AFFECTED_SAMPLE, 1)
     sampled_indexes = indexes[::stride].tolist()
     affected_count = sum(_is_affected(case, index, long_indexes) for index in sampled_indexes)
@@ -613,35 +627,37 @@ def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
 
 
 def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
-    """Return True if a request has a long prompt, or one was processed while it waited.
+    """Return True if a request has a long prompt, or waited while a long prompt was processed.
 
-    A long prompt is processed at the same replica from its send to its first token. That affects
-    the request if it overlaps with the time from the request's own send to its first token.
+    A prompt is processed from the send of its request to the first token, at one replica.
 
     Args:
         case: All requests.
         index: The index of the request.
         long_indexes: The indexes of all requests with a long prompt.
     """
-    if (long_indexes == index).any():
+    has_long_prompt = (long_indexes == index).any()
+    if has_long_prompt:
         return True
 
-    sent_ns = case.requests["sent_ns"]
-    first_token_ns = case.requests["first_token_ns"]
     is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
     long_at_replica = long_indexes[is_same_replica]
+
+    # Two spans of time overlap if each starts before the other one ends.
+    sent_ns = case.requests["sent_ns"]
+    first_token_ns = case.requests["first_token_ns"]
     starts_before_end = sent_ns[long_at_replica] < first_token_ns[index]
     ends_after_start = first_token_ns[long_at_replica] > sent_ns[index]
-
-    return bool((starts_before_end & ends_after_start).any())
+    overlaps = starts_before_end & ends_after_start
+    return bool(overlaps.any())
 
 
 class _WaitInServer(NamedTuple):
-    """Where the slow requests waited in the server, as far as it reports that.
+    """Where the slow requests waited in the server.
 
     Attributes:
-        location: Where they waited, as a part of a sentence.
-        certainty: How certain it is that they waited in a queue.
+        location: The place, as a part of a sentence.
+        certainty: "likely" or "possible", for a wait in a queue.
         explained_share: The share of the excess TTFT that waiting explains.
     """
 
@@ -653,23 +669,28 @@ class _WaitInServer(NamedTuple):
 def detect_growing_queue(case: Case) -> Cause | None:
     """Detect a queue in which the slow requests waited, and which grew during the load.
 
-    Waiting must explain most of the excess TTFT, by which slow requests are above fast ones.
+    Waiting must explain most of the excess TTFT, which is the mean TTFT of the slow requests minus
+    that of the fast ones.
     """
-    growth = _describe_ttft_growth(case)
-    wait = _locate_wait(case) if growth else None
+    growth_text = _describe_ttft_growth(case)  # "" if TTFT does not grow
+    if not growth_text:
+        return None
+
+    wait = _locate_wait(case)
     if wait is None or wait.explained_share < MOST_OF_EXCESS:
         return None
-    evidence = f"they waited {wait.location}; {growth}"
+
+    evidence = f"they waited {wait.location}; {growth_text}"
     return make_cause("queue", wait.explained_share, evidence, wait.certainty)
 
 
 def _locate_wait(case: Case) -> _WaitInServer | None:
-    """Return where the slow requests waited in the server, or None if it was not in a queue.
+    """Return where the slow requests waited in the server, or None if not in a queue.
 
-    A queue is likely if the server reports that they waited in it. It is possible if the server
-    does not report its queueing time, or probably counts waiting as prefill.
+    A queue is "likely" if the server reports the waiting time as queueing, and "possible" if the
+    server does not report queueing, or seems to count waiting as prefill.
     """
-    shares = case.excess_shares
+    shares = case.excess_shares  # of the time that slow requests took longer, by part of TTFT
     if "queue" not in shares:
         location = "in the server, probably in its queue"
         return _WaitInServer(location, certainty="possible", explained_share=shares["rest"])
@@ -692,20 +713,22 @@ def _locate_wait(case: Case) -> _WaitInServer | None:
 def _may_count_waiting_as_prefill(case: Case) -> bool:
     """Return True if the server may report the time that requests waited as a part of prefill.
 
-    Dynamo's timing of prefill, for example, starts when a worker has received the request, which
-    then still waits. The prompts of the slow requests are compared with those of the fast ones: if
-    they are not longer, they do not explain a longer prefill. Returns False if the server does not
-    report prefill, or if prompt lengths are not known.
+    That is likely if slow requests have a longer prefill than fast ones, but no longer prompts.
+    Dynamo's timing of prefill, for example, starts when a worker receives a request, which may then
+    still wait.
     """
     prompt_tokens = case.requests["input_tokens"]
     slow_tokens = prompt_tokens[case.is_slow]
     fast_tokens = prompt_tokens[case.is_fast]
+
+    # A negative length is not known.
     are_lengths_known = bool((slow_tokens >= 0).all() and (fast_tokens >= 0).all())
-    if "prefill" not in case.excess_shares or not are_lengths_known:
+    is_prefill_reported = "prefill" in case.excess_shares
+    if not is_prefill_reported or not are_lengths_known:
         return False
 
-    longest_similar_tokens = _SIMILAR_LENGTH * float(fast_tokens.mean())
-    return float(slow_tokens.mean()) <= longest_similar_tokens
+    max_similar_length = _SIMILAR_LENGTH * float(fast_tokens.mean())
+    return float(slow_tokens.mean()) <= max_similar_length
 
 
 def _describe_ttft_growth(case: Case) -> str:
@@ -727,13 +750,12 @@ def _describe_ttft_growth(case: Case) -> str:
 
 
 def detect_queue_of_all(case: Case) -> Cause | None:
-    """Detect a queue in which all requests waited alike, so that none is slower than the others.
+    """Detect a queue in which all requests waited equally long.
 
-    There are two signs of a queue: TTFT grows during the load, or the TTFT objective is missed, as
-    with a queue that was there from the start.
+    Two signs of a queue are a TTFT that grows during the load, and a TTFT that misses its limit.
 
     - If the server reports how long requests waited, one sign is enough.
-    - If it does not, both are needed, and the queue is only a possible cause.
+    - Otherwise both signs are needed, and the queue is only a possible cause.
     """
     growth_text = _describe_ttft_growth(case)  # "" if TTFT does not grow
     has_grown = bool(growth_text)
@@ -754,8 +776,8 @@ def _cause_by_reported_queue(case: Case, growth_text: str) -> Cause | None:
     """Return the queue as a cause if requests spent most of their TTFT in it, else None.
 
     Args:
-        case: The requests, for each of which the server reports how long it waited in the queue.
-        growth_text: How the median TTFT grew during the load, "" if it did not.
+        case: The requests, each with the time in the queue that the server reports.
+        growth_text: How the median TTFT grew during the load, or "".
     """
     mean_queue_ms = float(case.requests["server_queue_ns"].mean()) / 1e6
     mean_ttft_ms = float(case.ttft_ns.mean()) / 1e6
@@ -793,10 +815,11 @@ class _BatchComparison(NamedTuple):
 
 
 def detect_large_batches(case: Case) -> Cause | None:
-    """Detect a missed TPOT objective that is due to many requests being decoded together.
+    """Detect that the time per output token (TPOT) misses its limit because of large batches.
 
-    The cause is likely if TPOT was clearly higher in large batches than in small ones. Otherwise it
-    is possible if TPOT was about the same for most requests, so that a smaller load may not help.
+    A batch is the requests that the server decodes together. Large batches are the likely cause if
+    they have a clearly higher TPOT than small ones. They are a possible cause if nearly all
+    requests have about the same TPOT.
     """
     tpot_ns = case.requests.measure("tpot")
     has_tpot = tpot_ns != UNDEFINED
@@ -808,8 +831,10 @@ def detect_large_batches(case: Case) -> Cause | None:
     if limit_ms is None:
         return None
 
-    batches = _compare_batch_sizes(_estimate_batch_sizes(case, has_tpot), known_tpot_ns)
-    if batches.large.median_tpot_ms >= SIGNIFICANT_CHANGE * batches.small.median_tpot_ms:
+    batch_sizes = _estimate_batch_sizes(case, has_tpot)
+    batches = _compare_batch_sizes(batch_sizes, known_tpot_ns)
+    clearly_higher_ms = SIGNIFICANT_CHANGE * batches.small.median_tpot_ms
+    if batches.large.median_tpot_ms >= clearly_higher_ms:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
         cause = _cause_at_any_batch_size(known_tpot_ns, batches, limit_ms)
@@ -818,20 +843,19 @@ def detect_large_batches(case: Case) -> Cause | None:
 
 
 def _estimate_batch_sizes(case: Case, has_tpot: Mask) -> Ints:
-    """Return how many requests the server was decoding together with each request.
-
-    They are counted in the middle of the time from its first token to its end. Of a large run, only
-    every n-th request is examined, where n is `case.stride`. So the count is multiplied by n.
+    """Return how many requests the server was decoding in the middle of the decode of each request.
 
     Args:
-        case: The examined requests.
-        has_tpot: Which of them have a TPOT. The others are not counted.
+        case: The requests.
+        has_tpot: Which requests have a time per output token. Only these are counted.
     """
     first_token_ns = case.requests["first_token_ns"][has_tpot]
     done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
-    examined_requests = _count_open_spans(first_token_ns, done_ns, middle_ns)
-    return examined_requests * case.stride
+    examined_in_decode = _count_open_spans(first_token_ns, done_ns, middle_ns)
+
+    # In a long run, only every n-th request is examined, where n is the stride.
+    return examined_in_decode * case.stride
 
 
 def _compare_batch_sizes(batch_sizes: Ints, tpot_ns: Ints) -> _BatchComparison:
@@ -850,13 +874,16 @@ def _compare_batch_sizes(batch_sizes: Ints, tpot_ns: Ints) -> _BatchComparison:
 
 
 def _count_open_spans(start_ns: Ints, end_ns: Ints, at_ns: Ints) -> Ints:
-    """Return how many spans of time have started and not ended at each of some times.
+    """Return how many spans of time are open at each of the times `at_ns`.
 
-    It is the number of starts up to that time minus the number of ends. With spans from 1 to 5 and
-    from 2 to 3, there are 2 - 0 open spans at 2, and 2 - 1 at 4.
+    With spans from 1 to 5 and from 2 to 3, there are two open spans at 2, and one at 4.
     """
-    started = np.searchsorted(np.sort(start_ns), at_ns, side="right")
-    ended = np.searchsorted(np.sort(end_ns), at_ns, side="right")
+    sorted_starts_ns = np.sort(start_ns)
+    sorted_ends_ns = np.sort(end_ns)
+
+    # `searchsorted` counts the sorted values up to each time.
+    started = np.searchsorted(sorted_starts_ns, at_ns, side="right")
+    ended = np.searchsorted(sorted_ends_ns, at_ns, side="right")
     return started - ended
 
 
@@ -872,15 +899,17 @@ def _summarize_batches(sizes: Ints, tpot_ns: Ints) -> _BatchGroup:
 def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     """Return large batches as the likely cause of a missed TPOT limit: TPOT rises with their size.
 
-    The share of the cause says how clearly the TPOT of small and of large batches differs, see
-    `_measure_separation`.
+    The share of the cause says how clearly the TPOT of small and of large batches differs.
 
     Args:
         batches: The requests that were decoded in small and in large batches.
         limit_ms: The TPOT limit that was missed.
     """
-    small, large = batches
-    middle_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5  # the geometric mean
+    small = batches.small
+    large = batches.large
+
+    # Half way between both medians by factors: 10 ms and 40 ms have their middle at 20 ms.
+    middle_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5
     separation = _measure_separation(small.tpot_ns, large.tpot_ns, threshold_ns=middle_ms * 1e6)
 
     evidence = (
@@ -892,11 +921,10 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
 
 
 def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
-    """Return batches as a possible cause of a missed TPOT limit if TPOT does not depend on them.
+    """Return batches as a possible cause of a missed TPOT limit: TPOT is the same at any size.
 
-    Then either the batches are too large all the time, because the load is too high, or the server
-    cannot decode faster. The share of the cause is the share of the requests whose TPOT differs
-    from the median by less than 20 %.
+    Either all batches are too large, because the load is too high, or the server cannot decode
+    faster. The share of the cause is that of the requests with a TPOT near the median.
 
     Args:
         tpot_ns: The TPOT of each request.
@@ -905,7 +933,9 @@ def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms:
     """
     median_ns = float(np.median(tpot_ns))
     relative_differences = np.abs(tpot_ns / median_ns - 1)
-    share_near_median = float((relative_differences < _NEAR_MEDIAN).mean())
+    is_near_median = relative_differences < _NEAR_MEDIAN
+    share_near_median = float(is_near_median.mean())
+
     evidence = (
         f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with "
         f"{batches.small.median_size:,} to {batches.large.median_size:,} in decode "

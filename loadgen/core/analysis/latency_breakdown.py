@@ -120,14 +120,14 @@ class _RequestsNearPercentile(NamedTuple):
 def split_latencies(measured_stages: Sequence[Columns], manifest: RunManifest) -> Splits:
     """Return how TTFT and end-to-end latency divide into parts, for all requests and for groups.
 
-    A group is, for example, the requests of one target. Each of its splits is the mean over the
+    A group is, for example, the requests of one target. A split has the mean of each part over the
     requests near one percentile, such as p99.
 
     Args:
-        measured_stages: The records of each measured stage. The columns that they keep in memory
-            are freed, because the split of millions of requests needs much memory.
+        measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
     """
+    # Columns in memory are freed, because the split of millions of requests needs much memory.
     for columns in measured_stages:
         columns.forget()
 
@@ -179,12 +179,12 @@ def _describe_group(
 def _why_server_times_are_missing(
     manifest: RunManifest, *, has_timing: bool, has_queue: bool
 ) -> str:
-    """Return why the splits lack times that only the server knows, or "" if they have them.
+    """Return why times that only the server knows are missing, or "" if none is missing.
 
     Args:
         manifest: The manifest of the run.
-        has_timing: Whether the server sent a timing breakdown of any request.
-        has_queue: Whether a breakdown has the time in the queue.
+        has_timing: Whether the server reported the timing of any request.
+        has_queue: Whether the server reported the queueing time of any request.
     """
     if has_timing and has_queue:
         return ""
@@ -203,9 +203,9 @@ def _why_server_times_are_missing(
 
 
 def _form_groups(requests: JoinedColumns, manifest: RunManifest) -> Iterator[_Group]:
-    """Yield all requests, and those of each target, request class and range of prompt lengths.
+    """Yield the group of all requests, and one of each target, class and range of prompt lengths.
 
-    There is no group of a single target, nor of classes if all requests are of one kind.
+    A run with a single target has no groups by target, and a run without classes none by class.
     """
     target_of_request = requests["target"]
     yield _Group(by="all", name="", is_member=np.ones(len(target_of_request), bool))
@@ -245,8 +245,7 @@ class _LengthRange(NamedTuple):
 def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
     """Yield a group of requests for each range of prompt lengths, such as "101 to 400 tokens".
 
-    A range with too few requests for a p99 is left out. So is a range that has all requests of the
-    run, because the group of all requests shows the same.
+    A range with too few requests for a p99 is left out, and so is a range with all requests.
 
     Args:
         tokens: The prompt tokens of each request, negative if they are not known.
@@ -265,9 +264,8 @@ def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
 def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
     """Yield ranges of prompt lengths, each of which has about a quarter of the requests.
 
-    If many prompts have the same length, quartiles are equal and there are fewer ranges. With
-    quartiles of 100, 100 and 400 tokens and a longest prompt of 900, the ranges are up to 100
-    tokens, 101 to 400, and over 400. There is no range if all prompts are equally long.
+    With quartiles of 100, 200 and 400 tokens, the ranges are up to 100 tokens, 101 to 200, 201 to
+    400, and over 400. Equal quartiles make fewer ranges.
     """
     longest = int(tokens.max())
     quartiles = np.quantile(tokens, PROMPT_QUARTILES, method="lower").tolist()
@@ -275,22 +273,26 @@ def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
     if not inner_edges:
         return
 
-    yield _LengthRange(-1, inner_edges[0], f"up to {inner_edges[0]:,} tokens")
+    first_edge = inner_edges[0]
+    last_edge = inner_edges[-1]
+    yield _LengthRange(low=-1, high=first_edge, name=f"up to {first_edge:,} tokens")
     for low, high in pairwise(inner_edges):
-        yield _LengthRange(low, high, f"{low + 1:,} to {high:,} tokens")
+        yield _LengthRange(low, high, name=f"{low + 1:,} to {high:,} tokens")
 
-    yield _LengthRange(inner_edges[-1], longest, f"over {inner_edges[-1]:,} tokens")
+    yield _LengthRange(low=last_edge, high=longest, name=f"over {last_edge:,} tokens")
 
 
 def _split_ttft_of_groups(
     requests: JoinedColumns, groups: Sequence[_Group], has_server_timing: Mask
 ) -> list[list[TtftSplit]]:
-    """Return the splits of TTFT of each group, one for each percentile that the group supports.
+    """Return the splits of TTFT of each group, one for each percentile.
+
+    A percentile is left out if the group has too few requests.
 
     Args:
         requests: All ok requests.
-        groups: Which of them belong to each group.
-        has_server_timing: Which of them have a timing breakdown of the server.
+        groups: The groups of requests.
+        has_server_timing: For which requests the server reported its timing.
     """
     ttft_ns = requests.measure("ttft")
     masks = _masks_for_ttft(groups, has_server_timing, has_ttft=ttft_ns != UNDEFINED)
@@ -314,17 +316,15 @@ def _masks_for_ttft(
 
 
 def _prefer_server_timing(is_member: Mask, has_server_timing: Mask) -> Mask:
-    """Return the members of a group with a timing breakdown of the server, or all if none has."""
-    has_both = is_member & has_server_timing
-    return has_both if has_both.any() else is_member
+    """Return the members of a group with a server timing, or all members if none has one."""
+    is_member_with_timing = is_member & has_server_timing
+    return is_member_with_timing if is_member_with_timing.any() else is_member
 
 
 def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> list[list[E2eSplit]]:
-    """Return the splits of end-to-end latency of each group, one for each supported percentile.
+    """Return the splits of end-to-end latency of each group, one for each percentile.
 
-    Args:
-        requests: All ok requests.
-        groups: Which of them belong to each group.
+    A percentile is left out if the group has too few requests.
     """
     masks = (group.is_member for group in groups)
     selections = _select_near_percentiles(requests.measure("e2e"), requests["due_ns"], masks)
@@ -360,8 +360,8 @@ def _find_near_percentiles(
 ) -> Iterator[tuple[PercentileName, Ints]]:
     """Yield each percentile with the indexes of the requests near it, such as from p98.5 to p99.5.
 
-    The requests are ranked by latency, and by scheduled time if latencies are equal. Of millions of
-    requests, only those with a latency near the percentile, the candidates, are sorted.
+    Requests are ranked by latency, and by scheduled time if latencies are equal. Only the
+    candidates, whose latency is near the percentile, are sorted, to save time.
 
     Args:
         latencies_ns: The latency of each request.
@@ -382,56 +382,57 @@ def _find_near_percentiles(
 
 
 def _take_ranks(candidates: Ints, rank_of_first: int, ranks: range) -> Ints:
-    """Return the candidates whose ranks are in a range. Ranks begin with 0.
+    """Return the candidates whose ranks are in a range.
 
-    If the latencies are 5, 7, 7, 7 and 9, and the range is the ranks 2 and 3, the candidates are
-    the three requests with a latency of 7. The first one has rank 1, so the second and the third
-    one are returned.
+    If the first candidate has rank 1, the ranks 2 and 3 are the second and the third candidate.
 
     Args:
         candidates: Requests with consecutive ranks, in the order of their ranks.
-        rank_of_first: The rank of the first one.
+        rank_of_first: The rank of the first candidate.
         ranks: The ranks to take.
     """
-    return candidates[ranks.start - rank_of_first : ranks.stop - rank_of_first]
+    start = ranks.start - rank_of_first
+    stop = ranks.stop - rank_of_first
+    return candidates[start:stop]
 
 
 def _partition_at_ends(values: Ints, rank_ranges: Iterable[range]) -> None:
-    """Rearrange values so that those at the ends of ranges of ranks are where a sort puts them.
+    """Partition values in place, so that the first and last rank of each range have their value.
 
-    For the ranks 2 to 4, `values[2]` and `values[4]` are then the same as in sorted order. All
-    smaller values come before them and all larger ones after them, in any order. This partition is
+    For the ranks 2 to 4, `values[2]` and `values[4]` are then the same as after a sort. This is
     faster than a sort of all values.
     """
     end_ranks: set[int] = set()
     for ranks in rank_ranges:
-        end_ranks.update((ranks[0], ranks[-1]))
+        end_ranks.add(ranks[0])
+        end_ranks.add(ranks[-1])
+
     if end_ranks:
         values.partition(sorted(end_ranks))
 
 
 def _sort_indexes(indexes: Ints, values: Ints, due_ns: Ints) -> Ints:
-    """Return indexes of requests sorted by value, those with equal values by scheduled time."""
+    """Return indexes of requests sorted by value, and by scheduled time for equal values."""
     # `lexsort` sorts by its last key first.
     order = np.lexsort((due_ns[indexes], values[indexes]))
     return indexes[order]
 
 
 def _ranks_near_percentiles(count: int) -> dict[PercentileName, range]:
-    """Return, for each percentile, the ranks of the values that are near it, from 0.
+    """Return the ranks of the values near each percentile, for a number of values.
 
-    BANDS defines which ranks are near a percentile. For example, 100 values have the ranks 45 to 54
-    near p50, and rank 98 near p99. Percentiles that need more values are left out.
-
-    Args:
-        count: The number of values.
+    Ranks begin with 0. For example, 100 values have the ranks 45 to 54 near p50, and rank 98 near
+    p99. A percentile that needs more values is left out.
     """
     ranks_by_percentile: dict[PercentileName, range] = {}
     for percentile, band in BANDS.items():
-        if count >= band.min_requests:
-            first = min(int(count * band.low), count - 1)
-            end = max(int(count * band.high), first + 1)
-            ranks_by_percentile[percentile] = range(first, end)
+        if count < band.min_requests:
+            continue
+
+        first = min(int(count * band.low), count - 1)
+        end = max(int(count * band.high), first + 1)  # at least one rank
+        ranks_by_percentile[percentile] = range(first, end)
+
     return ranks_by_percentile
 
 
@@ -440,17 +441,16 @@ def _read_columns(
     selections: Sequence[_RequestsNearPercentile],
     names: Sequence[str],
 ) -> list[ColumnsByName]:
-    """Return the fields and metrics of each selection of requests, as columns by name.
-
-    A column of all requests is large. Each is read once and freed before the next one, so the loop
-    over columns is the outer one.
+    """Return the named columns of each selection of requests.
 
     Args:
-        requests: All ok requests, from which the columns are read.
+        requests: All ok requests.
         selections: The selected requests.
         names: The fields and metrics to read.
     """
     columns_of_selections: list[ColumnsByName] = [{} for _ in selections]
+
+    # A column of all requests is large, so only one of them is in memory at a time.
     for name in names:
         column = requests.measure(name) if name in _METRICS else requests[name]
         for selection, columns in zip(selections, columns_of_selections, strict=True):
@@ -482,9 +482,11 @@ class _MeanParts(NamedTuple):
 def _mean_parts(columns: ColumnsByName) -> _MeanParts:
     """Return the mean of each part of TTFT. `columns` has the columns of the requests by name."""
     could_send_ns = earliest_send_ns(columns)
+    client_delay_ns = columns["sent_ns"] - could_send_ns
+    connect_wait_ns = could_send_ns - columns["due_ns"]
     return _MeanParts(
-        client_ns=float((columns["sent_ns"] - could_send_ns).mean()),
-        connect_ns=float((could_send_ns - columns["due_ns"]).mean()),
+        client_ns=float(client_delay_ns.mean()),
+        connect_ns=float(connect_wait_ns.mean()),
         queue_ns=_mean_if_reported(columns["server_queue_ns"]),
         prefill_ns=_mean_if_reported(columns["server_prefill_ns"]),
         transfer_ns=_mean_if_reported(columns["server_transfer_ns"]),
@@ -497,7 +499,7 @@ def _split_ttft(columns: ColumnsByName, percentile: PercentileName) -> TtftSplit
     The last part is the rest: the time that belongs to no other part.
 
     Args:
-        columns: The columns of these requests, by name.
+        columns: The columns of the requests near the percentile, by name.
         percentile: The percentile.
     """
     ttft_ns = float(columns["ttft"].mean())
@@ -531,19 +533,21 @@ def _optional_milliseconds(ns: float | None) -> float | None:
 def _split_e2e(columns: ColumnsByName, percentile: PercentileName) -> E2eSplit:
     """Return the mean end-to-end latency of the requests near a percentile, and its parts.
 
-    - TTFT is the time to the first token. A response that is not streamed has none, so its whole
-      latency counts as TTFT.
-    - The stall is the largest gap between output events, if it is longer than STALL_NS. Otherwise
-      it is 0.
+    - TTFT is the time to the first token, or the whole latency of a response that is not streamed.
+    - The stall is the largest gap between tokens, if that gap is longer than STALL_NS, else 0.
     - Decode is all other time after the first token.
 
     Args:
-        columns: The columns of these requests, by name.
+        columns: The columns of the requests near the percentile, by name.
         percentile: The percentile.
     """
     e2e_ns = columns["e2e"]
-    ttft_ns = np.where(columns["ttft"] == UNDEFINED, e2e_ns, columns["ttft"])
-    stall_ns = np.where(columns["max_gap_ns"] > STALL_NS, columns["max_gap_ns"], 0)
+    is_streamed = columns["ttft"] != UNDEFINED
+    ttft_ns = np.where(is_streamed, columns["ttft"], e2e_ns)
+
+    has_stalled = columns["max_gap_ns"] > STALL_NS
+    stall_ns = np.where(has_stalled, columns["max_gap_ns"], 0)
+
     mean_e2e_ns = float(e2e_ns.mean())
     mean_ttft_ns = float(ttft_ns.mean())
     mean_stall_ns = float(stall_ns.mean())
@@ -616,15 +620,17 @@ def _find_slowest(measured_stages: Sequence[Columns]) -> list[_ListedRequest]:
 def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
     """Return the indexes of the SLOWEST_COUNT requests with the largest values of a metric.
 
-    Requests with equal values are in the order of their scheduled times. Of millions of requests,
-    only those that may be listed are sorted: a partition finds the smallest value of the list.
+    Requests with equal values are in the order of their scheduled times.
     """
     values = requests.measure(metric)
+
+    # A partition finds the smallest value of the list without sorting millions of requests.
     smallest_listed = UNDEFINED
     if len(values) > SLOWEST_COUNT:
         smallest_listed = np.partition(values, -SLOWEST_COUNT)[-SLOWEST_COUNT]
 
-    candidates = np.flatnonzero((values >= smallest_listed) & (values != UNDEFINED))
+    is_candidate = (values >= smallest_listed) & (values != UNDEFINED)
+    candidates = np.flatnonzero(is_candidate)
 
     # `lexsort` sorts by its last key first: by descending value, then by scheduled time.
     slowest_first = np.lexsort((requests["due_ns"][candidates], -values[candidates]))
@@ -635,13 +641,13 @@ def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
 def _measure_concurrent_loads(
     requests: Sequence[Mapping[str, int]], records: Sequence[Columns]
 ) -> list[_ConcurrentLoad]:
-    """Return which load each of a few requests met at its target when it was sent.
+    """Return the load at the target of each request at the moment when the request was sent.
 
-    All records are read once, in blocks, and each block is searched for every request.
+    The records may be large, so each block of them is read only once, for all requests.
 
     Args:
-        requests: The fields of each of the few requests, by name.
-        records: The records of all stages, by stage.
+        requests: The fields of each request, by name.
+        records: The records of all requests of the run, by stage.
     """
     in_flight = [0] * len(requests)
     waiting_tokens = [0] * len(requests)
@@ -657,22 +663,26 @@ def _measure_concurrent_loads(
 
 
 def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _ConcurrentLoad:
-    """Return how many of some other requests were in flight when a request was sent.
+    """Return the load at the target of a request at the moment when the request was sent.
 
-    Only requests at the same target count. The prompt tokens of those that still waited for their
-    first token are added up.
+    The load is the number of other requests in flight, and the total length of the prompts for
+    which no token had arrived yet.
 
     Args:
-        block: Records of the other requests. They may contain the request itself.
+        block: Records of requests. One of them may be the request itself, which is not counted.
         request: The fields of the request by name.
     """
     rows_in_flight = _find_in_flight(block, request)
     first_token_ns = block.take("first_token_ns", rows_in_flight)
     prompt_tokens = block.take("input_tokens", rows_in_flight)
 
-    has_no_token = (first_token_ns < 0) | (first_token_ns > request["sent_ns"])
+    # A negative time means that no token ever arrived, a negative length that it is not known.
+    got_no_token = first_token_ns < 0
+    got_token_later = first_token_ns > request["sent_ns"]
+    is_waiting = got_no_token | got_token_later
     is_length_known = prompt_tokens >= 0
-    waiting_tokens = prompt_tokens[has_no_token & is_length_known]
+
+    waiting_tokens = prompt_tokens[is_waiting & is_length_known]
     return _ConcurrentLoad(
         in_flight=len(rows_in_flight),
         waiting_input_tokens=int(waiting_tokens.sum(dtype=np.int64)),
@@ -682,20 +692,21 @@ def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _Concu
 def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
     """Return the rows of other requests in flight at the same target when a request was sent.
 
-    A request is in flight from its send until its response is complete. The time of either is
-    negative if it never happened. The request itself, which may be in the block, is recognized by
-    its slot, the unique number of its place in the schedule.
+    A request is in flight from its send until its response is complete. A slot is the unique
+    number of a request.
     """
     now_ns = request["sent_ns"]
     sent_ns = block["sent_ns"]
     done_ns = block["done_ns"]
+
+    # A negative time means that the request was never sent, or its response never complete.
     was_sent = (sent_ns >= 0) & (sent_ns <= now_ns)
     was_not_done = (done_ns < 0) | (done_ns > now_ns)
-    rows = np.flatnonzero(was_sent & was_not_done)
-    is_same_target = block.take("target", rows) == request["target"]
-    is_another_request = block.take("slot", rows) != request["slot"]
-    other_rows: Ints = rows[is_same_target & is_another_request]
+    rows_in_flight = np.flatnonzero(was_sent & was_not_done)
 
+    is_same_target = block.take("target", rows_in_flight) == request["target"]
+    is_another_request = block.take("slot", rows_in_flight) != request["slot"]
+    other_rows: Ints = rows_in_flight[is_same_target & is_another_request]
     return other_rows
 
 
@@ -704,8 +715,8 @@ def _read_listed_fields(
 ) -> list[dict[str, int]]:
     """Return the fields of each of the slowest requests, by name.
 
-    These are _LISTED_FIELDS of its record, and `could_send_ns`, the earliest time at which it could
-    be sent. That is when it was due, or later if it had to wait for a new connection.
+    The field `could_send_ns` is added. It is the time at which the request was due, or at which its
+    new connection was open.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -729,8 +740,8 @@ def _describe_request(
 
     Args:
         metric: The latency by which the request is among the slowest.
-        fields: Its fields by name (`_read_listed_fields`). A negative value is not known.
-        load: The other requests in flight when it was sent.
+        fields: The fields of the request by name. A negative value is not known.
+        load: The other requests in flight when the request was sent.
         manifest: The manifest of the run.
     """
     due_ns = fields["due_ns"]

@@ -138,9 +138,8 @@ def compare_nodes(
 ) -> BetweenNodes:
     """Compare the latencies of the nodes of a run in the steady-state window.
 
-    A node is a machine, a target or a replica. The result has the variance components and the
-    outliers of each latency. If nodes cannot be compared, it only has the reason. It is empty for a
-    run with one node.
+    A node is a machine, a target or a replica. The result is empty for a run with one node, and
+    only has a reason if nodes cannot be compared.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -163,7 +162,8 @@ def compare_nodes(
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
 
     short_blocks = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    return _compare_selected(requests, nodes, _select_requests(nodes, short_blocks))
+    selection = _select_requests(nodes, short_blocks)
+    return _compare_selected(requests, nodes, selection)
 
 
 def _compare_selected(
@@ -171,12 +171,12 @@ def _compare_selected(
 ) -> BetweenNodes:
     """Compare the nodes that have enough requests in the steady-state window.
 
-    If too few nodes or requests remain, the result only has the reason why.
+    If too few nodes or requests remain, the result only has the reason.
 
     Args:
         requests: The ok requests of the run.
-        nodes: All nodes, at least two.
-        selection: The requests in the window, and the nodes that have enough of them.
+        nodes: All nodes.
+        selection: The requests in the window, and the nodes that have enough requests.
     """
     if len(selection.names) < 2:
         reason = (
@@ -212,20 +212,17 @@ def _summarize_comparisons(
 
 
 def without_metrics(differences: BetweenNodes, withheld: Collection[str]) -> BetweenNodes:
-    """Return the differences between nodes without those of the metrics that the run withholds."""
-    return msgspec.structs.replace(
-        differences,
-        variances=tuple(row for row in differences.variances if row.metric not in withheld),
-        outliers=tuple(node for node in differences.outliers if node.metric not in withheld),
-    )
+    """Return the differences between nodes without the withheld metrics."""
+    variances = tuple(row for row in differences.variances if row.metric not in withheld)
+    outliers = tuple(node for node in differences.outliers if node.metric not in withheld)
+    return msgspec.structs.replace(differences, variances=variances, outliers=outliers)
 
 
 def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the nodes of a run, and the node of each request.
 
-    Targets with the same `node` in the targets file are one node, and a target without it is a node
-    by itself. If all targets are one node, its replicas are the nodes instead. They are known if
-    the responses, or a simulation, tell which replica served a request.
+    Targets with the same `node` name are one node, and a target without such a name is a node by
+    itself. If there is only one node, its replicas are returned instead.
     """
     node_name_of_target = [
         _node_name(target, target_index) for target_index, target in enumerate(manifest.targets)
@@ -256,35 +253,41 @@ def _assign_short_blocks(
 ) -> NDArray[np.int8]:
     """Return the block of time in which each request is scheduled, or OUTSIDE_WINDOW.
 
-    The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length. The
-    requests are processed in slices, because a run may have millions.
+    The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length.
     """
-    block_of_request = np.empty(len(due_ns), np.int8)
+    block_of_request = np.full(len(due_ns), OUTSIDE_WINDOW, np.int8)
+
+    # A run may have millions of requests, so they are processed slice by slice.
     for rows in block_slices(len(due_ns)):
         due_s = due_ns[rows] / 1e9
         is_inside = (due_s >= start_s) & (due_s < end_s)
         fraction_of_window = (due_s - start_s) / (end_s - start_s)
-        block = np.minimum(fraction_of_window * SHORT_BLOCKS, SHORT_BLOCKS - 1)
-        block_of_request[rows] = np.where(is_inside, block, OUTSIDE_WINDOW)
+        block = np.floor(fraction_of_window[is_inside] * SHORT_BLOCKS).astype(np.int8)
+
+        # A fraction just below 1 may be rounded up to the number of blocks.
+        last_block = SHORT_BLOCKS - 1
+        slice_of_result = block_of_request[rows]  # a view, so that it can be written to
+        slice_of_result[is_inside] = np.minimum(block, last_block)
 
     return block_of_request
 
 
 def _select_requests(nodes: _Nodes, short_blocks: NDArray[np.int8]) -> _Selection:
-    """Return the requests in the steady-state window, with the nodes that have enough of them.
+    """Return the requests in the steady-state window, and the nodes that have enough requests.
 
     Args:
         nodes: All nodes, with the node of each request.
-        short_blocks: The block of time of each request, from 0 to SHORT_BLOCKS - 1. It is
-            OUTSIDE_WINDOW for a request that is not in the window.
+        short_blocks: The block of time of each request, from 0 to SHORT_BLOCKS - 1, or
+            OUTSIDE_WINDOW.
     """
     rows_in_window = as_selection(short_blocks != OUTSIDE_WINDOW)
     node_of_request = nodes.index_of_request[rows_in_window]
     request_counts = np.bincount(node_of_request, minlength=len(nodes.names))
     has_enough = request_counts >= MIN_PER_NODE
 
-    # The nodes without enough requests are left out, so the others get new indexes.
+    # Nodes without enough requests are left out, so the remaining nodes get new indexes.
     new_index_of_node = _number_selected(has_enough)
+
     return _Selection(
         rows=rows_in_window,
         node_index=new_index_of_node[node_of_request],
@@ -295,7 +298,7 @@ def _select_requests(nodes: _Nodes, short_blocks: NDArray[np.int8]) -> _Selectio
 
 
 def _number_selected(is_selected: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the numbers of the selected nodes from 0 on, and NOT_COMPARED for the others.
+    """Return the numbers of the selected nodes, from 0 on, and NOT_COMPARED for other nodes.
 
     If the second of three nodes is not selected, the result is [0, NOT_COMPARED, 1].
     """
@@ -315,7 +318,7 @@ def _compare_metric(
 ) -> _Comparison | None:
     """Return the variance components and the outliers of a metric, or None for too few values.
 
-    The values are divided into cells, one for each node in each block of time.
+    The values are divided into cells, one for each node and block of time.
 
     Args:
         metric: The metric, one of METRICS.
@@ -336,26 +339,29 @@ def _compare_metric(
     variance_within = _measure_variance_within(cells, values_ms, cell_means_ms)
     components = estimate_components(cell_means_ms, cells.counts, variance_within)
 
-    outliers = _find_outliers(metric, cell_means_ms.mean(axis=1), selection.names)
+    node_means_ms = cell_means_ms.mean(axis=1)
+    outliers = _find_outliers(metric, node_means_ms, selection.names)
     if outliers:
         errors_in_window_ns = _client_errors(requests, metric)[selection.rows]
         errors_ms = errors_in_window_ns[has_value] / 1e6
         outliers = _drop_client_errors(outliers, cells, errors_ms, selection.names)
+
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
 
 
 def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -> _Cells | None:
-    """Divide values into cells, one for each node in each block of time.
+    """Divide values into cells, one for each node and block of time, or None for too few values.
 
-    The largest number of blocks in BLOCK_COUNTS is used that leaves MIN_PER_CELL values in each
-    cell. Returns None if there are too few values for any of them.
+    The number of blocks is the largest one that leaves MIN_PER_CELL values in each cell.
 
     Args:
         selection: The requests that are compared.
-        has_value: Which of them have a value.
+        has_value: Which of these requests have a value.
     """
     node_indexes = selection.node_index[has_value]
     short_blocks = selection.short_block[has_value]
+
+    # BLOCK_COUNTS begins with the largest number.
     for block_count in BLOCK_COUNTS:
         cells = _form_cells(node_indexes, short_blocks, len(selection.names), block_count)
         if cells.counts.min() >= MIN_PER_CELL:
@@ -369,10 +375,10 @@ def _form_cells(
     node_count: int,
     block_count: int,
 ) -> _Cells:
-    """Return the cells of values, whose blocks of time consist of several short blocks each.
+    """Divide values into cells, one for each node and block of time.
 
-    With 5 blocks, the short blocks 0 to 3 are joined to block 0, and 4 to 7 to block 1. Node 0 then
-    has the cells 0 to 4, and node 1 the cells 5 to 9.
+    Short blocks of time are joined to longer ones. With 20 short blocks and 5 blocks, the short
+    blocks 0 to 3 become block 0. Node 0 then has the cells 0 to 4, and node 1 the cells 5 to 9.
 
     Args:
         node_indexes: The node of each value.
@@ -390,9 +396,7 @@ def _form_cells(
 def _measure_variance_within(
     cells: _Cells, values: NDArray[np.float64], cell_means: NDArray[np.float64]
 ) -> float:
-    """Return the pooled variance of the values around the mean of their cell.
-
-    It is the sum of the squared deviations, divided by the number of values less that of cells.
+    """Return the pooled variance of the values around the means of their cells.
 
     Args:
         cells: The cell of each value.
@@ -400,6 +404,8 @@ def _measure_variance_within(
         cell_means: The mean of each cell, nodes x blocks.
     """
     mean_by_cell_number = cell_means.ravel()
+
+    # The squared deviations replace the values, slice by slice.
     for block in block_slices(len(values)):
         cell_numbers = cells.cell_of_value[block]
         deviations = mean_by_cell_number[cell_numbers] - values[block]
@@ -413,9 +419,9 @@ def _measure_variance_within(
 def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
     """Return the variance components of a metric as the summary lists them.
 
-    Each component is given as a standard deviation in ms and as a share of the total variance. The
-    components are the variance between nodes, over time at all nodes alike ("time"), over time at
-    single nodes ("own_time", the interaction of node and time), and within a block of time.
+    Each component is a standard deviation in ms, and a share of the total variance. Values vary
+    between nodes, over time at all nodes ("time"), over time at single nodes ("own_time"), and
+    within a block of time.
 
     Args:
         metric: The metric.
@@ -444,14 +450,9 @@ def _share_of_variance(variance: float, total: float) -> float:
 def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
     """Return how much the client may have added to a latency of each request, in ns.
 
-    It is the sum of the errors in CLIENT_ERRORS. An error that is negative is not known and counts
-    as 0.
-
-    Args:
-        requests: The requests.
-        metric: The latency, one of METRICS.
+    Several errors of the client are added. A negative error is not known, and counts as 0.
     """
-    known_errors_ns = (np.maximum(errors, 0) for errors in _read_errors(requests, metric))
+    known_errors_ns = (np.maximum(errors_ns, 0) for errors_ns in _read_errors(requests, metric))
     return reduce(np.add, known_errors_ns)
 
 
@@ -467,9 +468,9 @@ def _read_errors(requests: JoinedColumns, metric: str) -> Iterator[NDArray[np.in
 def _find_outliers(
     metric: str, means_ms: NDArray[np.float64], names: Sequence[str]
 ) -> list[OutlierNode]:
-    """Return the nodes whose mean of a metric differs from that of the other nodes.
+    """Return the nodes whose mean of a metric clearly differs from that of the other nodes.
 
-    They are found by the generalized ESD test. Differences below MIN_CHANGE are negligible.
+    The test is the generalized ESD test. Relative differences below MIN_CHANGE are left out.
 
     Args:
         metric: The metric.
@@ -502,10 +503,10 @@ def _find_outliers(
 
 
 def _level_of_each_metric() -> float:
-    """Return the confidence level of the test of one metric, so that LEVEL holds for all of them.
+    """Return the confidence level for one metric, so that all metrics together have LEVEL.
 
-    Bonferroni's correction divides the error probability by the number of metrics. With a level of
-    0.95 and 3 metrics, each is tested at 1 - 0.05 / 3 = 0.983.
+    By Bonferroni's correction, 3 metrics with a common level of 0.95 are each tested at
+    1 - 0.05 / 3 = 0.983.
     """
     error_probability = 1 - LEVEL
     return 1 - error_probability / len(METRICS)
@@ -519,7 +520,7 @@ def _drop_client_errors(
 ) -> list[OutlierNode]:
     """Return the outliers whose difference is larger than what the client may have added.
 
-    The client may have added to the latency of the node itself, or on average to all nodes.
+    The client may have added to the latency of the outlier, or to that of all nodes.
 
     Args:
         outliers: The outliers.
@@ -527,8 +528,11 @@ def _drop_client_errors(
         client_errors_ms: How much the client may have added to each value.
         names: The names of the nodes.
     """
-    error_of_node_ms = cells.mean_of_cells(client_errors_ms).mean(axis=1)
-    max_errors_ms = np.maximum(error_of_node_ms, error_of_node_ms.mean())
+    errors_of_cells_ms = cells.mean_of_cells(client_errors_ms)
+    errors_of_nodes_ms = errors_of_cells_ms.mean(axis=1)
+    mean_error_ms = errors_of_nodes_ms.mean()
+
+    max_errors_ms = np.maximum(errors_of_nodes_ms, mean_error_ms)
     max_error_by_name_ms = dict(zip(names, max_errors_ms, strict=True))
     return [
         node
