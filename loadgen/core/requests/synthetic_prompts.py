@@ -196,7 +196,7 @@ class SyntheticPrompts(GeneratedPrompts):
         All conversations have equally many turns, so their ids are consecutive: with 3 turns,
         conversation 2 has 6, 7 and 8.
         """
-        turn = self._layout.turn_of(request_id, self.turns)
+        turn = request_id % self.turns
         return range(request_id - turn, request_id + 1)
 
     def requested_output_tokens(self, request_id: int) -> int:

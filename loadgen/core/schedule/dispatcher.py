@@ -501,7 +501,12 @@ class Dispatcher:
             slot_id = pending_slot.session_index
         else:
             session = self._session_of(pending_slot)
-            slot_id = self.schedule.slot_id(pending_slot.session_index, pending_slot.turn, session)
+            slot_id = self._layout.slot_of(
+                pending_slot.session_index,
+                pending_slot.turn,
+                session.turn_count,
+                is_single_request=session.is_single_request,
+            )
 
         slot = DispatchedSlot(
             slot_id=slot_id,
