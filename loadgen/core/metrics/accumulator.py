@@ -85,16 +85,13 @@ def sampled_metrics() -> list[str]:
 
 
 class FailureCount(NamedTuple):
-    """How many requests failed in one way, and one of these failures, which is shown for all.
-
-    The failure with an error text that was due first is shown. Only if none has a text, it is the
-    one that was due first, with its HTTP status as the text.
+    """How many requests failed in one way, with the text of one of the failures as an example.
 
     Attributes:
         requests: The number of failed requests.
-        due_ns: The due time of the failure that is shown.
-        text: The text that is shown, "" if nothing is known.
-        has_error_text: Whether the text is an error text, rather than a status or "".
+        due_ns: The due time of the example.
+        text: The error text of the example, or its HTTP status, or "" if nothing is known.
+        has_error_text: Whether `text` is an error text.
     """
 
     requests: int
@@ -102,8 +99,8 @@ class FailureCount(NamedTuple):
     text: str
     has_error_text: bool
 
-    def is_shown_before(self, other: FailureCount) -> bool:
-        """Return True if this failure is shown rather than the other one."""
+    def is_better_example_than(self, other: FailureCount) -> bool:
+        """Return True if this failure is the better example: an error text first, then the time."""
         if self.has_error_text != other.has_error_text:
             return self.has_error_text
         return self.due_ns < other.due_ns
@@ -124,48 +121,52 @@ class LastSent(NamedTuple):
 
 
 class MetricAccumulator:
-    """Sums, extremes, samples and amounts of the records of one stage, target, class or step.
+    """Adds up the records of one stage, target, class or step.
 
-    It keeps its records as `columns`, and computes the values and amounts of requests from them on
-    each call, because all of them together would need several times the memory of the records.
-    What is small is kept once it is computed: distributions, the ranges of statistics, and single
-    values. So ask for them only after all records have been added.
+    Sums and extremes are updated when records are added. Distributions and amounts are computed
+    from the records on demand, and distributions are then cached. So read them only after all
+    records have been added.
 
     Attributes:
         slo: The SLO that these requests are judged by, or None.
+        columns: The records of each stage.
         sums: Sums by name. Most are numbers of requests, such as "ok" or "with_first_token".
         minima: The smallest value of some fields, by name.
         maxima: The largest value of some fields, by name.
         last_sent: The request that was sent last, None if none was sent.
-        failures: The number of failures of each kind, with one of them.
-        added_values: Values that are not those of single requests, such as the durations of tasks.
-        added_amounts: Amounts that are not those of single requests, such as the ends of tasks.
-        columns: The records of each stage.
+        failures: The number of failures of each kind, with one of them as an example.
+        added_values: The durations and waits of tasks, which consist of several requests.
+        added_amounts: The number of tasks that ended at each time.
     """
 
     def __init__(self, slo: Slo | None = None) -> None:
-        """Create an accumulator without requests.
+        """Create an accumulator without records.
 
         Args:
-            slo: The SLO that the requests are judged by, or None.
+            slo: The latency limits that decide which requests are good, or None.
         """
         self.slo = slo
         self.columns: list[Columns] = []
 
-        # Results by name, for example the number of ok requests in `sums["ok"]`, and the time of
-        # the first send in `minima["sent"]`.
+        # Numbers by name: `sums["ok"]` counts the ok requests, and `minima["sent"]` is the time of
+        # the first send.
         self.sums: dict[str, int] = {}
         self.minima: dict[str, int] = {}
         self.maxima: dict[str, int] = {}
-        self.added_values: defaultdict[str, Values] = defaultdict(Values)
-        self.added_amounts: defaultdict[str, Amounts] = defaultdict(Amounts)
 
+        # Single requests of interest.
         self.last_sent: LastSent | None = None
         self.failures: dict[str, FailureCount] = {}  # by the kind of failure
 
-        # Caches by metric, and by metric and index of a value in the ordered sample.
+        # Durations of tasks, and the times at which tasks ended.
+        self.added_values: defaultdict[str, Values] = defaultdict(Values)
+        self.added_amounts: defaultdict[str, Amounts] = defaultdict(Amounts)
+
+        # Cached results by metric, such as "ttft".
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
+
+        # Cached results by metric and index of a value in the sorted sample.
         self._value_at_index: dict[tuple[str, int], float] = {}
         self._range_at_index: dict[tuple[str, int], Range] = {}
 
@@ -194,7 +195,7 @@ class MetricAccumulator:
         return self.maxima.get(name, NO_TIME)
 
     def sample(self, metric: str) -> Values:
-        """Return the values of a metric that has one value per request, in little memory."""
+        """Return the values of a metric that has one value per request, such as "ttft"."""
         blocks = (block for columns in self.columns for block in columns.blocks())
         values = (_metric_values(block, metric) for block in blocks)
         return Values.of_arrays(values, max_count=sum(map(len, self.columns)))
@@ -204,13 +205,14 @@ class MetricAccumulator:
         if metric not in self._distributions:
             sample = self.sample(metric)
             self._distributions[metric] = sample.distribution()
-            self._keep_quantiles(metric, sample)
+            self._cache_quantiles(metric, sample)
         return self._distributions[metric]
 
-    def _keep_quantiles(self, metric: str, sample: Values) -> None:
-        """Keep the quantiles of a sample in ns, which SLO terms need; a distribution is in ms."""
+    def _cache_quantiles(self, metric: str, sample: Values) -> None:
+        """Cache the quantiles of a sample in ns, because its distribution has them in ms only."""
         if not sample.count:
             return
+
         for _, probability in QUANTILES:
             index = quantile_index(sample.count, probability)
             self._value_at_index[metric, index] = sample.nth(index)
@@ -223,29 +225,31 @@ class MetricAccumulator:
         return self._value_at_index[key]
 
     def statistic_ranges(self, metric: str) -> StatisticRanges | None:
-        """Return the ranges of the statistics of a metric, or None if all its values are certain.
+        """Return the range of each statistic of a metric, or None if all its values are certain.
 
-        An event may have arrived earlier than its timestamp, so a latency is only known to lie in a
-        range, and so are its statistics.
+        An event may have arrived earlier than its timestamp, so that a latency is only known to lie
+        in a range.
         """
         if metric not in self._statistic_ranges:
             self._statistic_ranges[metric] = self._bound_statistics(metric)
         return self._statistic_ranges[metric]
 
     def _bound_statistics(self, metric: str) -> StatisticRanges | None:
-        """Compute the ranges of the statistics of a metric, and keep those of its quantiles."""
+        """Compute the range of each statistic of a metric, and cache the ranges of quantiles."""
         value_bounds = sample_bounds.bound_metric(self.columns, metric)
         if value_bounds is None:
             return None
+
         for _, probability in QUANTILES:
             index = quantile_index(len(value_bounds), probability)
             self._range_at_index[metric, index] = value_bounds.bound_nth(index)
+
         return value_bounds.bound_statistics()
 
     def nth_range(self, metric: str, index_in_order: int) -> Range | None:
-        """Return the range in which the value of `nth_value` may lie, or None if it is certain.
+        """Return the range of a metric's value at an index of its sorted sample.
 
-        The range is cached, because several SLO terms may be about the same value.
+        Return None if all values of the metric are certain.
         """
         are_all_certain = self.statistic_ranges(metric) is None
         if are_all_certain:
@@ -253,7 +257,7 @@ class MetricAccumulator:
 
         key = (metric, index_in_order)
         if key not in self._range_at_index:
-            # The bounds of all requests take too much memory to keep, so they are computed anew.
+            # The bounds of all requests would take too much memory in a cache.
             value_bounds = sample_bounds.bound_metric(self.columns, metric)
             if value_bounds is None:
                 return None
@@ -262,7 +266,7 @@ class MetricAccumulator:
         return self._range_at_index[key]
 
     def amounts(self, name: RequestAmount) -> Amounts:
-        """Return an amount of each request, such as its output tokens, with the time of each."""
+        """Return an amount of each request, such as its output tokens, with its time."""
         amounts = Amounts()
         for columns in self.columns:
             amounts.add(*_time_request_amounts(columns, name, self.slo))
@@ -290,19 +294,17 @@ class MetricAccumulator:
         self.add_to_sum(name + "_known", len(known_values))
 
     def add_failures(self, kind: str, added: FailureCount) -> None:
-        """Count failures of a kind, and keep the one that is shown for all of them."""
-        known = self.failures.get(kind)
-        if known is None:
+        """Count more failures of a kind, and choose the better of both examples."""
+        previous = self.failures.get(kind)
+        if previous is None:
             self.failures[kind] = added
             return
-        representative = added if added.is_shown_before(known) else known
-        self.failures[kind] = representative._replace(requests=known.requests + added.requests)
+
+        example = added if added.is_better_example_than(previous) else previous
+        self.failures[kind] = example._replace(requests=previous.requests + added.requests)
 
     def merge(self, other: MetricAccumulator) -> None:
-        """Add all requests of another accumulator, which does not change.
-
-        The total of several stages is made in this way.
-        """
+        """Add all requests of another accumulator, which is not changed."""
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
 
@@ -326,19 +328,19 @@ class MetricAccumulator:
         self.columns += other.columns
 
     def _merge_last_sent(self, other: LastSent | None) -> None:
-        """Take the last request of other requests if it was sent after the last one of these."""
+        """Replace the last sent request by another one if that was sent later."""
         if other is None:
             return
         if self.last_sent is None or other.sent_ns > self.last_sent.sent_ns:
             self.last_sent = other
 
     def add(self, columns: Columns, texts: Sequence[str], *, is_open_loop: bool) -> None:
-        """Add records of one stage.
+        """Add records of one stage, block by block to save memory.
 
         Args:
             columns: The records.
             texts: Error texts, finish reasons and remarks, which `columns["text"]` indexes.
-            is_open_loop: Whether the stage is an open loop, whose due times are its offered load.
+            is_open_loop: Whether requests are sent at planned times, and not after responses.
         """
         self.columns.append(columns)
         for block in columns.blocks():
@@ -346,15 +348,12 @@ class MetricAccumulator:
                 self._add_block(block, texts, is_open_loop)
 
     def _add_block(self, block: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
-        """Add one block of the records to the sums, the extremes and the failures.
-
-        Records are added block by block, because the columns of all records at once would take much
-        memory. Each call below adds one group of statistics.
+        """Add some adjacent records to the sums, the extremes and the failures.
 
         Args:
-            block: Some adjacent records.
+            block: The records.
             texts: Error texts, finish reasons and remarks, which `block["text"]` indexes.
-            is_open_loop: Whether the stage is an open loop, whose due times are its offered load.
+            is_open_loop: Whether requests are sent at planned times, and not after responses.
         """
         self._count_by_status(block)
         self._add_bytes(block)
@@ -382,66 +381,76 @@ class MetricAccumulator:
 
     def _count_stalled(self, columns: Columns) -> None:
         """Count the ok responses with a gap between output events of more than STALL_NS."""
-        self.add_to_sum("stalled", (columns.measure("max_gap")[columns.is_ok] > STALL_NS).sum())
+        longest_gaps_ns = columns.measure("max_gap")[columns.is_ok]
+        is_stalled = longest_gaps_ns > STALL_NS
+        self.add_to_sum("stalled", is_stalled.sum())
 
     def _count_by_status(self, columns: Columns) -> None:
-        """Count all records, those of each status, and the starts.
+        """Count all records, the records of each status, and the starts.
 
-        A start is a single request or the first one of a conversation or task.
+        A start is a single request, or the first request of a conversation or task.
         """
+        is_start = columns["turn"] == 0
         self.add_to_sum("recorded", len(columns))
-        self.add_to_sum("starts", (columns["turn"] == 0).sum())
+        self.add_to_sum("starts", is_start.sum())
+
         for code, status in enumerate(STATUSES):
-            self.add_to_sum(status, columns.has_status(code).sum())
+            has_status = columns.has_status(code)
+            self.add_to_sum(status, has_status.sum())
 
     def _count_without_tpot(self, columns: Columns) -> None:
-        """Count the ok requests without a TPOT, the time per output token after the first event.
+        """Count the ok requests without a time per output token (TPOT), by reason.
 
-        - "tpot_undefined": all of them.
-        - "tpot_no_span": those with enough tokens for a TPOT, all of which came at one instant.
-        - "tpot_no_output": those with enough tokens for a TPOT, but no event that could be timed.
-
-        Requests that ask for no output, such as embeddings, are left out.
+        - "tpot_undefined": for any reason.
+        - "tpot_no_span": because all tokens came at one instant.
+        - "tpot_no_output": because no token came in an event, so that none could be timed.
         """
-        is_examined = columns.is_ok & ~columns.request_no_output
+        requests_output = ~columns.request_no_output
+        is_examined = columns.is_ok & requests_output
+
         has_no_tpot = columns.measure("tpot") == UNDEFINED
         has_no_span = request_metrics.has_no_span(columns)
         lacks_output = request_metrics.lacks_output(columns)
+
         self.add_to_sum("tpot_undefined", (is_examined & has_no_tpot).sum())
         self.add_to_sum("tpot_no_span", (is_examined & has_no_span).sum())
         self.add_to_sum("tpot_no_output", (is_examined & lacks_output).sum())
 
     def _count_slo_outcomes(self, columns: Columns, slo: Slo) -> None:
-        """Count the good requests, which meet all terms of the SLO, and those that miss a term.
+        """Count the requests that meet all terms of an SLO, and the outcomes of each term.
 
-        At the end of a run, the client waits a while for responses and then cuts off the remaining
-        requests, which are unfinished. Such a request counts only if it had exceeded the limit of a
-        term when it was cut off, and then as a miss.
+        A request that the end of the run cut off is a miss if it was already over a limit then.
+        Otherwise it does not count.
         """
+        is_good = outcomes.meets_slo(columns, slo)
+        self.add_to_sum("good", is_good.sum())
+
         is_unfinished = columns.has_status(UNFINISHED)
-        counts_as_miss = is_unfinished & outcomes.is_counted(columns, slo)
-        self.add_to_sum("unfinished_misses", counts_as_miss.sum())
-        self.add_to_sum("good", outcomes.meets_slo(columns, slo).sum())
+        is_unfinished_miss = is_unfinished & outcomes.is_counted(columns, slo)
+        self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
+
         for term_number, term in enumerate(slo.terms):
-            # Other terms limit the gaps between the events of all responses, as one sample.
+            # A term on gaps between events is not about single requests.
             if per_request(term.metric):
                 self._count_term_outcomes(columns, term_number, term)
 
     def _count_term_outcomes(self, columns: Columns, term_number: int, term: Term) -> None:
-        """Count the requests that a term of an SLO is judged by.
+        """Count the requests that decide one term of an SLO, such as "TTFT at most 1 s".
 
         - "values": the ok requests with a value of the term's metric.
-        - "over": those of them whose value is over the limit.
-        - "unfinished_over": the unfinished requests that were over the limit when they were cut.
+        - "over": the ok requests with a value over the limit.
+        - "unfinished_over": the unfinished requests that were already over the limit.
 
         Args:
             columns: The records.
             term_number: The index of the term in the SLO.
             term: The term.
         """
-        values = drop_undefined(columns.measure(term.metric)[columns.is_ok])
+        values_of_ok = columns.measure(term.metric)[columns.is_ok]
+        values = drop_undefined(values_of_ok)
         is_over = values > term.limit_ns
         is_over_when_cut = outcomes.is_over_when_cut(columns, term)
+
         self.add_to_sum(term_sum_name(term_number, "values"), len(values))
         self.add_to_sum(term_sum_name(term_number, "over"), is_over.sum())
         self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
@@ -449,9 +458,9 @@ class MetricAccumulator:
     def _add_due_times(self, columns: Columns, is_open_loop: bool) -> None:
         """Add the first and the last time at which requests were due, and their number.
 
-        The times of all requests ("due") bound the measurement window. Those of an open loop
-        ("due_in_open_loop") also give the offered rate. "start" is the latest due time of a single
-        request or of the first request of a task.
+        - "due": of all requests.
+        - "due_in_open_loop": of requests with a planned time, from which the offered rate follows.
+        - "start": only the last due time of a single request, or of the first request of a task.
         """
         was_due = columns.reached_due_time
         due_ns = columns["due_ns"][was_due]
@@ -464,7 +473,7 @@ class MetricAccumulator:
         self.add_maximum("start", start_ns)
 
     def _add_end_times(self, columns: Columns) -> None:
-        """Add the latest end and the latest token, which bound the measurement window."""
+        """Add the latest end of a request and the latest time of a token."""
         for name in ("done_ns", "last_token_ns"):
             self.add_maximum(name, columns[name])
 
@@ -491,7 +500,7 @@ class MetricAccumulator:
         self._merge_last_sent(last_sent)
 
     def _add_tokens(self, columns: Columns) -> None:
-        """Add the token counts of requests, and what is needed to check them against each other."""
+        """Add the token counts of requests, and the counts that check them against each other."""
         ok_rows = as_selection(columns.is_ok)
         for name in TOKEN_FIELDS:
             self.add_known(name, columns[name][ok_rows])
@@ -506,15 +515,12 @@ class MetricAccumulator:
         self._count_token_sources(columns)
 
     def _add_tokens_of_cached(self, columns: Columns) -> None:
-        """Add the prompt tokens of the ok requests whose cached tokens are known.
-
-        They are the denominator of the cached share.
-        """
+        """Add the prompt tokens of ok requests that report how many of them were cached."""
         is_cached_known = columns.is_ok & columns.is_known("cached_tokens")
         self.add_known("input_tokens_of_cached", columns["input_tokens"][is_cached_known])
 
     def _add_tokens_of_failed(self, columns: Columns) -> None:
-        """Add the tokens of failed requests in sums of their own. A provider may bill them."""
+        """Add the tokens of failed requests, which a provider may bill."""
         failed = columns.has_status(FAILED)
         self.add_known("failed_input", columns["input_tokens"][failed])
         self.add_known("failed_output", columns["output_tokens"][failed])
@@ -523,8 +529,7 @@ class MetricAccumulator:
         """Add the output events of ok requests, and their billed and their streamed tokens.
 
         The billed tokens are all that the server counts. Some servers count reasoning tokens that
-        they never stream. Requests without a count or without events are left out, so that the sums
-        can be divided by each other.
+        they never stream.
         """
         has_token_count = columns.is_known("output_tokens")
         has_events = columns["output_events"] > 0
@@ -540,12 +545,9 @@ class MetricAccumulator:
     def _add_tokens_per_event(self, columns: Columns) -> None:
         """Add the output events of ok responses, their tokens, and the tokens in surplus of events.
 
-        If there are many surplus tokens, events carry several tokens each, and the gaps between
-        events are not gaps between tokens. A token without text, such as the one that ends a
-        response, comes in no event and is no surplus. So for 13 tokens in 10 events, where one
-        token may have no text, the surplus is 2.
-
-        Only responses whose tokens were counted exactly are used.
+        A response has a surplus if it has more tokens than events, so that some events carry
+        several tokens. A token without text, such as the one that ends a response, comes in no
+        event. So 13 tokens in 10 events, where one token may have no text, have a surplus of 2.
         """
         has_exact_count = np.isin(columns["output_source"], EXACT_SOURCES)
         has_events = columns["output_events"] > 0
@@ -564,9 +566,9 @@ class MetricAccumulator:
     def _count_contradicting_token_counts(self, columns: Columns) -> None:
         """Count the responses whose number of output tokens cannot be right.
 
-        Only responses whose tokens the server or a tokenizer counted are checked ("exact_counts").
-        A count is too low if there are more output events ("understated_counts"), and too high if
-        fewer tokens were requested. "conflicting_counts" has both.
+        - "exact_counts": all checked responses, whose tokens the server or a tokenizer counted.
+        - "understated_counts": fewer tokens than output events.
+        - "conflicting_counts": fewer tokens than events, or more tokens than were requested.
         """
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
         requests_output = ~columns.request_no_output
@@ -576,34 +578,33 @@ class MetricAccumulator:
         is_too_low = is_checked & request_metrics.has_too_low_count(columns)
         is_too_high = is_checked & request_metrics.has_too_high_count(columns)
         is_wrong = is_too_low | is_too_high
+
         self.add_to_sum("exact_counts", is_checked.sum())
         self.add_to_sum("understated_counts", is_too_low.sum())
         self.add_to_sum("conflicting_counts", is_wrong.sum())
 
     def _add_requested_tokens(self, columns: Columns) -> None:
-        """Add the requested and the received output tokens, to compare them.
+        """Add the requested and the received output tokens of ok requests that have both numbers.
 
-        Only ok requests with both numbers are compared: those that requested a number of tokens and
-        whose response was counted. "length_mismatches" are those whose numbers differ.
+        "length_mismatches" counts the requests whose two numbers differ.
         """
         received_tokens = columns["output_tokens"]
         requested_tokens = columns["asked_output"]
-        is_compared = columns.is_ok & (requested_tokens > 0) & columns.is_known("output_tokens")
+        requests_length = requested_tokens > 0
+        is_compared = columns.is_ok & requests_length & columns.is_known("output_tokens")
         is_mismatch = is_compared & (requested_tokens != received_tokens)
+
         self.add_to_sum("requests_with_length", is_compared.sum())
         self.add_to_sum("requested_tokens", requested_tokens[is_compared].sum(dtype=np.int64))
         self.add_to_sum("received_tokens", received_tokens[is_compared].sum(dtype=np.int64))
         self.add_to_sum("length_mismatches", is_mismatch.sum())
 
     def _add_built_tokens(self, columns: Columns) -> None:
-        """Add the prompt tokens of ok requests, as the client and as the server counted them.
-
-        Only requests with both counts are added, so that the sums can be compared. The client
-        counts the tokens of a prompt that it builds itself.
-        """
+        """Add the prompt tokens of ok requests that both the client and the server counted."""
         is_compared = columns.is_ok & _has_both_prompt_counts(columns)
         client_counts = columns["built_tokens"][is_compared]
         server_counts = columns["input_tokens"][is_compared]
+
         self.add_to_sum("prompts_compared", len(client_counts))
         self.add_to_sum("prompt_tokens_built", client_counts.sum(dtype=np.int64))
         self.add_to_sum("prompt_tokens_of_server", server_counts.sum(dtype=np.int64))
@@ -611,12 +612,16 @@ class MetricAccumulator:
     def _count_token_sources(self, columns: Columns) -> None:
         """Count the ok requests by the source of their token counts, for input and for output.
 
-        A request that asks for no output has no output to count. It is in "output_source_unasked".
+        A request for no output, such as embeddings, counts in "output_source_unasked".
         """
         with_output = columns.is_ok & ~columns.request_no_output
-        self._count_by_source("input_source", columns["input_source"][columns.is_ok])
-        self._count_by_source("output_source", columns["output_source"][with_output])
-        self.add_to_sum("output_source_unasked", (columns.is_ok & columns.request_no_output).sum())
+        without_output = columns.is_ok & columns.request_no_output
+        input_sources = columns["input_source"][columns.is_ok]
+        output_sources = columns["output_source"][with_output]
+
+        self._count_by_source("input_source", input_sources)
+        self._count_by_source("output_source", output_sources)
+        self.add_to_sum("output_source_unasked", without_output.sum())
 
     def _count_by_source(self, field: str, source_codes: NDArray[np.int64]) -> None:
         """Count requests by a source of token counts, in sums such as "input_source_server"."""
@@ -627,14 +632,14 @@ class MetricAccumulator:
     def _count_finish_reasons(self, columns: Columns, texts: Sequence[str]) -> None:
         """Count the ok requests by the finish reason of the response, such as "stop" or "length".
 
-        Common reasons have a code in FINISH_REASONS. Any other one has the code "other", and the
-        text of the request is the reason.
+        Common reasons have a code in FINISH_REASONS. A rare reason has the code "other", and stands
+        in the text of the request.
         """
         has_other_reason = columns["finish_reason"] == FINISH["other"]
 
         has_common_reason = columns.is_ok & ~has_other_reason
-        requests_by_code = np.bincount(columns["finish_reason"][has_common_reason]).tolist()
-        for code, requests in enumerate(requests_by_code):
+        codes = columns["finish_reason"][has_common_reason]
+        for code, requests in enumerate(np.bincount(codes).tolist()):
             if requests:
                 self.add_to_sum(FINISH_PREFIX + (FINISH_REASONS[code] or "none"), requests)
 
@@ -643,13 +648,12 @@ class MetricAccumulator:
             self.add_to_sum(FINISH_PREFIX + (reason or "other"), requests)
 
     def _count_remarks(self, columns: Columns, texts: Sequence[str]) -> None:
-        """Count the ok requests by remark, a text about something unusual in the response.
-
-        The text of a request with the finish reason "other" is that reason, and no remark.
-        """
+        """Count the ok requests by remark, a text about something unusual in the response."""
+        # The text of a request with the finish reason "other" is that reason.
         has_other_reason = columns["finish_reason"] == FINISH["other"]
         has_remark = columns.is_ok & ~has_other_reason & columns.is_known("text")
-        for remark, requests in _count_texts(columns["text"][has_remark], texts):
+        text_indexes = columns["text"][has_remark]
+        for remark, requests in _count_texts(text_indexes, texts):
             if remark:
                 self.add_to_sum(REMARK_PREFIX + remark, requests)
 
@@ -665,6 +669,7 @@ class MetricAccumulator:
             kind = KINDS[code]
             if kind in KINDS_WITHOUT_FAILURE:
                 continue
+
             rows = np.flatnonzero(columns["kind"] == code)
             self.add_failures(kind, _summarize_failures(columns, rows, texts))
             if kind == "worker_died":
@@ -681,24 +686,22 @@ class MetricAccumulator:
 
 
 def _has_both_prompt_counts(columns: Columns) -> NDArray[np.bool_]:
-    """Return which requests with output have a prompt that both the client and the server counted.
-
-    Requests that ask for no output, such as embeddings, are left out.
-    """
+    """Return which requests for output have a prompt that both client and server counted."""
     has_client_count = columns["built_tokens"] > 0
     is_from_server = columns["input_source"] == SOURCES.index("server")
     has_server_count = is_from_server & columns.is_known("input_tokens")
-    has_both: NDArray[np.bool_] = has_client_count & has_server_count
-    return has_both & ~columns.request_no_output
+    has_both_counts: NDArray[np.bool_] = has_client_count & has_server_count
+    requests_output = ~columns.request_no_output
+    return has_both_counts & requests_output
 
 
 def _summarize_failures(
     columns: Columns, rows: NDArray[np.int64], texts: Sequence[str]
 ) -> FailureCount:
-    """Return the number of failures of one kind, with one of them as an example.
+    """Return the number of failures of one kind, with the text of one failure as an example.
 
-    The example is the earliest failure with an error text. If none has a text, it is the earliest
-    one of all, and its text is its HTTP status, such as "HTTP 503", or "" without one.
+    The example is the earliest failure with an error text. If no failure has a text, the example is
+    the earliest failure, with its HTTP status as the text, such as "HTTP 503".
 
     Args:
         columns: The records.
@@ -732,7 +735,7 @@ def _text_at(index: int, texts: Sequence[str]) -> str:
 def _count_texts(
     text_indexes: NDArray[np.int64], texts: Sequence[str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield each text with how often its index occurs; "" for an index that has no text."""
+    """Yield each text with the number of times that its index occurs."""
     indexes, counts = np.unique(text_indexes, return_counts=True)
     for index, count in zip(indexes.tolist(), counts.tolist(), strict=True):
         yield _text_at(index, texts), count
@@ -741,23 +744,24 @@ def _count_texts(
 def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
     """Return the values of a metric that has one value per request.
 
-    A metric of the client, such as the send delay, has a value for all sent requests. Others, such
-    as TTFT, have one for the ok requests only.
+    A metric of the server, such as TTFT, has values for ok requests. A metric of the client, such
+    as the send delay, has values for all sent requests.
     """
     definition = METRICS.get(metric)
     is_of_all_sent = definition is not None and definition.sample == "sent"
-    selected = columns.is_known("sent_ns") if is_of_all_sent else columns.is_ok
-    values = columns.measure(metric)
-    return drop_undefined(values if selected.all() else values[selected])
+    is_in_sample = columns.is_known("sent_ns") if is_of_all_sent else columns.is_ok
+
+    selected = as_selection(is_in_sample)
+    return drop_undefined(columns.measure(metric)[selected])
 
 
 def _time_request_amounts(columns: Columns, name: RequestAmount, slo: Slo | None) -> TimedAmounts:
-    """Return when requests contributed to an amount, and how much.
+    """Return an amount of each request, and when it came.
 
     - "output": the output tokens, spread from the first to the last one.
-    - "input": the prompt tokens, at the first output token, when the prompt has been processed.
-    - "ok" and "good": 1 for each ok request, or for each that meets the SLO, at its end. Without an
-      SLO every ok request is good.
+    - "input": the prompt tokens, at the first output token.
+    - "ok": 1 for each ok request, at its end.
+    - "good": 1 for each request that meets the SLO, at its end. Without an SLO it equals "ok".
     """
     if name == "output":
         return request_metrics.time_output_tokens(columns)
@@ -774,7 +778,8 @@ def _time_prompt_tokens(columns: Columns) -> TimedAmounts:
     has_prompt_tokens = columns.is_ok & columns.is_known("input_tokens")
     selected = as_selection(has_prompt_tokens)
     first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", selected)
-    return TimedAmounts(first_token_ns, first_token_ns, columns["input_tokens"][selected])
+    prompt_tokens = columns["input_tokens"][selected]
+    return TimedAmounts(first_token_ns, first_token_ns, prompt_tokens)
 
 
 def _time_request_ends(columns: Columns, is_counted: NDArray[np.bool_]) -> TimedAmounts:

@@ -94,11 +94,9 @@ class RunAccumulator:
         self._plans = manifest.stages or (StagePlan(),)
         self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
 
-        # With a single target, the records of the target are those of the run. They are not added
-        # up a second time.
-        has_several_targets = len(manifest.targets) > 1
-        slos_of_targets = [manifest.slo for _ in manifest.targets] if has_several_targets else []
-        self.targets = _new_parts(slos_of_targets)
+        # A single target needs no accumulator, because its records are those of the run.
+        accumulated_targets = manifest.targets if len(manifest.targets) > 1 else ()
+        self.targets = _new_parts([manifest.slo for _ in accumulated_targets])
         self.classes = _new_parts([plan.slo for plan in manifest.classes])
         self.steps = _new_parts([None for _ in manifest.steps])  # no SLO judges a step
 
@@ -108,7 +106,7 @@ class RunAccumulator:
             self._add_stage(stage, rows, texts)
 
     def _add_stage(self, stage: int, rows: NDArray[np.void], texts: Sequence[str]) -> None:
-        """Add the records of a stage to the stage and to its targets, classes and steps.
+        """Add up the records of a stage, for the whole stage and for each of its parts.
 
         Args:
             stage: The index of the stage.
@@ -117,9 +115,10 @@ class RunAccumulator:
         """
         plan = self._plans[stage]
 
-        # Columns that are read once more for each target, class or step stay in memory.
+        # Each target, class and step reads the columns again, so they stay in memory.
         has_parts = bool(self.targets or self.classes or self.steps)
         columns = Columns(rows, rows["stage"] == stage, keep_all=has_parts)
+
         self.stages[stage].add(columns, texts, is_open_loop=not plan.closed)
         if not len(columns):
             return
@@ -145,19 +144,20 @@ class RunAccumulator:
                 part_columns.forget()  # frees memory; columns are read again when needed
 
     def _add_user_times(self, stage: int, columns: Columns) -> None:
-        """Add when the virtual users of a closed loop began and ended.
+        """Add the latest start of a virtual user, and the end of each virtual user.
 
-        The load has its full concurrency from the start of the last virtual user until some of them
-        have ended. So only the latest start is stored, but the ends of all virtual users. An open
-        loop has no virtual users, and adds nothing.
+        Only a closed loop has virtual users.
         """
         plan = self._plans[stage]
-        accumulator = self.stages[stage]
         turns = self._manifest.turns_per_session
-        is_first = is_first_request_of_user(columns, plan, turns)
-        is_last = is_last_request_of_user(columns, plan, turns)
-        accumulator.add_maximum("user_start", columns["due_ns"][is_first])
-        accumulator.added_values["user_end"].add(columns["done_ns"][is_last])
+        is_first_of_user = is_first_request_of_user(columns, plan, turns)
+        is_last_of_user = is_last_request_of_user(columns, plan, turns)
+        starts_ns = columns["due_ns"][is_first_of_user]
+        ends_ns = columns["done_ns"][is_last_of_user]
+
+        accumulator = self.stages[stage]
+        accumulator.add_maximum("user_start", starts_ns)
+        accumulator.added_values["user_end"].add(ends_ns)
 
     def _group_by_part(self, columns: Columns) -> Iterator[_PartGrouping]:
         """Yield how the records are divided among targets, among classes and among steps."""
@@ -178,9 +178,7 @@ class RunAccumulator:
     def _add_conversations(self, stage: int, columns: Columns) -> None:
         """Add the conversations and tasks of a stage, which consist of several requests.
 
-        Those whose last request has a record have ended, and have an outcome, such as ok. Others
-        were cut off, because the load ended before their last request was due. Those are counted
-        only if the stage is measured.
+        A conversation has ended if its last request has a record. Otherwise it was cut off.
 
         Args:
             stage: The index of the stage.
@@ -195,11 +193,11 @@ class RunAccumulator:
             self._cut_conversations.append(_select_cut_conversations(table))
 
     def _add_ended_conversations(self, stage: int, table: TaskTable) -> None:
-        """Add the ended conversations and tasks of a stage to the stage and to their classes.
+        """Add up the ended conversations of a stage, in all and for each request class.
 
         Args:
             stage: The index of the stage.
-            table: The conversations and tasks of the stage. Some may not have ended.
+            table: The conversations of the stage, ended or not.
         """
         ended = table.columns.select(table.has_ended)
         _add_ended_tasks(self.stages[stage], ended)
@@ -207,16 +205,15 @@ class RunAccumulator:
             return
 
         plan = self._plans[stage]
-        class_of_ended = class_indices(self._manifest, table.numbers[table.has_ended])
+        ended_numbers = table.numbers[table.has_ended]
+        class_of_ended = class_indices(self._manifest, ended_numbers)
         for class_index, request_class in enumerate(self.classes):
             ended_of_class = ended.select(class_of_ended == class_index)
-            _add_ended_tasks(request_class.of_stage(plan), ended_of_class)
+            accumulator = request_class.of_stage(plan)
+            _add_ended_tasks(accumulator, ended_of_class)
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
-        """Count the measured conversations whose last turn was never scheduled.
-
-        There are two reasons, which are counted separately: one of its turns was cancelled, or the
-        load ended before the last turn was due.
+        """Count the conversations cut off by a cancelled turn or by the end of the load.
 
         Args:
             class_index: The request class whose conversations are counted. None counts all.
@@ -242,9 +239,10 @@ class RunAccumulator:
         return MeasuredAndWarmup(self._merge(measured), self._merge(warmup))
 
     def _merge(self, accumulators: Sequence[MetricAccumulator]) -> MetricAccumulator:
-        """Return what several accumulators add up to. A single one is not copied."""
+        """Return the total of several accumulators. A single accumulator is not copied."""
         if len(accumulators) == 1:
             return accumulators[0]
+
         total = MetricAccumulator(self._manifest.slo)
         for accumulator in accumulators:
             total.merge(accumulator)
@@ -280,20 +278,23 @@ def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Add conversations and agentic tasks that have ended: how they ended, and which are good.
+    """Count ended conversations and tasks ("sessions") by how they ended.
 
-    The sums call them sessions. A session is cancelled if any of its requests is, and abandoned if
-    its user went away during a response. It is cut if a request was still unfinished when the run
-    ended. It is good if it meets the part of the SLO that limits whole tasks, if there is one.
+    - "sessions_cancelled": a request was cancelled.
+    - "sessions_abandoned": the user went away during a response.
+    - "sessions_cut": a request was unfinished when the run ended.
+    - "sessions_good": the whole task meets its latency limit.
     """
     is_cancelled = ended.cancelled > 0
     is_cut_by_drain = (ended.unfinished > 0) & ~is_cancelled
+
     accumulator.add_to_sum("sessions", len(is_cancelled))
     accumulator.add_to_sum("sessions_cancelled", is_cancelled.sum())
     accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
     accumulator.add_to_sum("sessions_cut", is_cut_by_drain.sum())
 
-    _add_ok_tasks(accumulator, ended.select(ended.ok > 0))
+    is_ok = ended.ok > 0
+    _add_ok_tasks(accumulator, ended.select(is_ok))
 
     slo = accumulator.slo
     if slo is not None and slo.task is not None:
@@ -304,9 +305,11 @@ def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None
 
 def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
     """Add the durations, the waits for first tokens and the tokens of tasks that ended ok."""
-    accumulator.added_values["session"].add(ok.end_ns - ok.due_ns)
+    durations_ns = ok.end_ns - ok.due_ns
+    accumulator.added_values["session"].add(durations_ns)
     accumulator.added_values["session_wait"].add(ok.wait_ns)
     accumulator.added_values["session_longest_wait"].add(ok.longest_wait_ns)
+
     accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
     accumulator.add_to_sum("session_requests", ok.requests.sum())
     accumulator.add_to_sum("session_input", ok.input_tokens.sum())
@@ -317,4 +320,5 @@ def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
 
 def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:
     """Add an amount of 1 at the end of each task, for the rate of tasks in an interval."""
-    accumulator.added_amounts[name].add(end_ns, end_ns, np.ones(len(end_ns), np.int64))
+    ones = np.ones(len(end_ns), np.int64)
+    accumulator.added_amounts[name].add(end_ns, end_ns, ones)
