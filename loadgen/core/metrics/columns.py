@@ -73,14 +73,13 @@ CACHED_COLUMNS = frozenset(
 
 
 def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return several arrays as one. If only one of them has values, it is not copied.
-
-    The result without any values is an empty array of int64.
-    """
+    """Return several arrays as one, without a copy if only one of them has values."""
     filled_arrays = [array for array in arrays if len(array)]
     if not filled_arrays:
         return np.zeros(0, np.int64)
-    return filled_arrays[0] if len(filled_arrays) == 1 else np.concatenate(filled_arrays)
+    if len(filled_arrays) == 1:
+        return filled_arrays[0]
+    return np.concatenate(filled_arrays)
 
 
 def join_selected(
@@ -112,17 +111,16 @@ def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 
 
 def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the indices of requests in order of time, and of their slots at equal times.
+    """Return the indices of requests in order of time, and of slot at equal times.
 
-    A slot is the position of a request in the schedule of the run. `np.lexsort((slots, times_ns))`
-    gives the same result, but needs much longer for millions of requests. So the requests are first
-    put in order of their slots, if that is possible without sorting. Their times are then nearly
-    ascending, and a stable sort of such times is fast.
+    A slot is the position of a request in the schedule of the run. The result is that of
+    `np.lexsort((slots, times_ns))`, which needs much longer for millions of requests.
     """
     rows_by_slot = _rows_by_slot(slots)
-    if rows_by_slot is None:  # this order cannot be found without sorting
+    if rows_by_slot is None:
         return np.lexsort((slots, times_ns))
 
+    # In order of slots, times nearly ascend, so that a stable sort is fast.
     times_by_slot_ns = times_ns[rows_by_slot]
     positions_by_time = np.argsort(times_by_slot_ns, kind="stable")
     order: NDArray[np.int32] = rows_by_slot[positions_by_time]
@@ -130,13 +128,13 @@ def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDAr
 
 
 def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
-    """Return the indices of requests in order of their slots, without sorting.
+    """Return the indices of requests in order of their slots, by a table instead of a sort.
 
-    For the requests 0, 1 and 2 with the slots 7, 5 and 8, a table of the slots 5 to 8 has the
-    entries [1, NO_ROW, 0, 2], so the result is [1, 0, 2].
+    For three requests with the slots 7, 5 and 8, the table of the slots 5 to 8 is
+    [1, NO_ROW, 0, 2], and the result is [1, 0, 2].
 
-    Returns None if there is no such table: without requests, if two of them have the same slot, or
-    if many slots have no request, so that the table would take much memory.
+    Return None if no table works: if two requests have the same slot, if most slots are empty, or
+    if there are no requests.
     """
     request_count = len(slots)
     if not request_count:
@@ -151,7 +149,9 @@ def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
     table = np.full(table_size, NO_ROW, np.int32)
     table[table_indices] = np.arange(request_count, dtype=np.int32)
     rows = table[table != NO_ROW]
-    have_same_slot = len(rows) < request_count  # the later one has overwritten the earlier one
+
+    # Of two requests with the same slot, one has overwritten the other one.
+    have_same_slot = len(rows) < request_count
     return None if have_same_slot else rows
 
 
@@ -159,34 +159,36 @@ def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
 
 
 def is_measured(manifest: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records belong to a measured stage.
+    """Return which records belong to a measured stage, rather than to a warm-up.
 
-    A manifest without stages has one measured stage. Raises IndexError for records of stages that
-    the manifest does not have.
+    Raises:
+        IndexError: If a record belongs to a stage that the manifest does not have.
     """
-    is_stage_measured = np.array([stage.measured for stage in manifest.stages] or [True])
+    # A run without stages is measured as a whole.
+    measured_flags = [stage.measured for stage in manifest.stages] or [True]
+    is_stage_measured = np.array(measured_flags)
     mask: NDArray[np.bool_] = is_stage_measured[rows["stage"]]
     return mask
 
 
 def pool_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> Histogram:
-    """Return the gaps between events of the measured stages. `gaps`: one histogram per stage."""
+    """Return the gaps between events of all measured stages, from a histogram of each stage."""
     return merge_histograms(
         histogram
-        for i, histogram in enumerate(gaps)
-        if not manifest.stages or manifest.stages[i].measured
+        for stage, histogram in enumerate(gaps)
+        if not manifest.stages or manifest.stages[stage].measured
     )
 
 
 def class_indices(manifest: RunManifest, task_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the class of each task, conversation or request as an index of `manifest.classes`.
+    """Return the class of each task as an index of `manifest.classes`.
 
-    The class is not recorded. It is drawn again from the seed of the run.
+    Classes are not recorded. They are drawn again from the seed of the run.
 
     Args:
         manifest: The manifest of the run.
-        task_ids: The ids of tasks, conversations or single requests: the id of any of their
-            requests divided by the turns of the run.
+        task_ids: The id of each task: the id of any of its requests, divided by
+            `manifest.turns_per_session`. A single request is a task of one request.
     """
     shares = [request_class.share for request_class in manifest.classes]
     return seeds.draw_classes(manifest.seed or 0, shares, task_ids)
@@ -205,16 +207,14 @@ def step_indices(
 ) -> NDArray[np.int64]:
     """Return the step of each request as an index of `manifest.steps`, or NO_STEP.
 
-    An agentic task is a series of requests. The position of a request in its task is its turn, from
-    0, and a step is a named group of turns, such as "plan" or "write code". Each request class has
-    tasks with steps of their own, so the class and the turn of a request determine its step. A
-    request that belongs to no step, such as a single one, has NO_STEP.
+    A task of an agent is a series of requests. A step is a named group of these requests, such as
+    "plan" or "write code". The class of a request and its position in the task determine the step.
 
     Args:
         manifest: The manifest of the run.
         request_ids: The id of each request. The first task of a run has the ids from 0 to
-            `manifest.turns_per_session` - 1, the second one the ids that follow.
-        turns: The turn of each request.
+            `manifest.turns_per_session` - 1.
+        turns: The position of each request in its task, from 0.
     """
     if not manifest.classes:
         step_of_turn = _steps_of_class(manifest, class_name="")
@@ -233,14 +233,14 @@ def step_indices(
 
 
 def _steps_of_class(manifest: RunManifest, class_name: str) -> NDArray[np.int64]:
-    """Return, for each turn of the tasks of a class, the index of its step, or NO_STEP.
+    """Return the step index of each turn of the tasks of a class, or NO_STEP.
 
-    If the turns 0 and 1 are the first step and turn 2 is the second one, it is [0, 0, 1], followed
-    by NO_STEP for the further turns that tasks of other classes have.
+    The result [0, 0, 1] says that the first two requests of a task are its first step, and the
+    third request is its second step.
 
     Args:
         manifest: The manifest of the run.
-        class_name: The name of the class. The steps of a run without classes have the class "".
+        class_name: The name of the class, "" for a run without classes.
     """
     step_of_turn = np.full(manifest.turns_per_session, NO_STEP)
     for step_index, step in enumerate(manifest.steps):
@@ -269,12 +269,6 @@ class _RowSelection(NamedTuple):
 def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSelection:
     """Return a selection of rows in the form that is cheapest to read columns with.
 
-    - If all rows are selected, the rows themselves are returned.
-    - Adjacent records become a slice of the records, which copies nothing. Rows of other `Columns`
-      cannot be sliced.
-    - A selection of most rows stays a mask, which then copies faster than indices do.
-    - A selection of few rows becomes indices.
-
     Args:
         rows: The records or columns.
         selected: Which rows are selected. None selects all.
@@ -283,17 +277,19 @@ def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSel
     if selected is None or count == len(rows):
         return _RowSelection(rows, selected=None, length=count)
 
+    # A slice of adjacent records copies nothing. Rows of other `Columns` cannot be sliced.
     row_range = _find_adjacent_rows(selected, count)
     if row_range is not None and not isinstance(rows, Columns):
         return _RowSelection(_slice_rows(rows, row_range), selected=None, length=count)
 
+    # To copy most of the rows, a mask is faster. To copy few rows, indices are faster.
     are_most_selected = 2 * count > len(selected)
     cheaper_form = selected if are_most_selected else np.flatnonzero(selected)
     return _RowSelection(rows, cheaper_form, count)
 
 
 def _find_adjacent_rows(selected: NDArray[np.bool_], count: int) -> slice | None:
-    """Return the range of the selected rows, or None if others lie between them.
+    """Return the range of the selected rows, or None if they are not adjacent.
 
     Args:
         selected: Which rows are selected.
@@ -320,23 +316,23 @@ class Columns:
         *,
         keep_all: bool = False,
     ) -> None:
-        """Create a view of records or columns, without reading any column yet.
+        """Create a view of records or columns, without reading a column yet.
 
         Args:
             rows: The records, in memory or in a file, or other columns.
             selected: Which rows to select; None selects all.
-            keep_all: Whether to keep each column in memory once it was read. Otherwise only
-                CACHED_COLUMNS are kept.
+            keep_all: Whether to cache each column that is read. Otherwise only CACHED_COLUMNS are
+                cached.
         """
         selection = _select_rows(rows, selected)
         self._rows = selection.rows
-        self._selection = selection.selected  # a mask or indices of `_rows`, None for all of them
+        self._selection = selection.selected  # a mask or indices, None for all rows
         self._length = selection.length
 
         self._keeps_all_columns = keep_all
-        self._cache: dict[str, NDArray[np.int64]] = {}  # the columns in memory, by name
+        self._cache: dict[str, NDArray[np.int64]] = {}  # columns by name
 
-        # The method that reads a part of a column from a file, None for records in memory.
+        # Records in a file have a method that reads a range of a column.
         self._read_range = _range_reader(self._rows)
         is_file = self._read_range is not None
         self._is_large_file = is_file and self._length > BLOCK_ROWS
@@ -344,14 +340,14 @@ class Columns:
     def __len__(self) -> int:
         return self._length
 
-    def _is_kept(self, name: str) -> bool:
-        """Return True if a column stays in memory once it was read or computed."""
+    def _is_cached_once_read(self, name: str) -> bool:
+        """Return True if a column is put in the cache when it is read."""
         if self._keeps_all_columns:
             return True
         return name in CACHED_COLUMNS and not self._is_large_file
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """Return the column of a field of `record.FIELDS`, in the integer type of that field."""
+        """Return the value of a field, such as "sent_ns", for each selected record."""
         if field in self._cache:
             return self._cache[field]
         if not len(self):
@@ -359,11 +355,12 @@ class Columns:
 
         column = self._rows[field]
         if _is_constant(column):
-            return column[: len(self)]  # any rows will do, because all have the same value
+            # All rows have the same value, so the first rows can stand for the selected rows.
+            return column[: len(self)]
 
         selected = column if self._selection is None else column[self._selection]
         selected = np.ascontiguousarray(selected)
-        if self._is_kept(field):
+        if self._is_cached_once_read(field):
             self._cache[field] = selected
 
         return selected
@@ -371,33 +368,29 @@ class Columns:
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
         """Return the values of a field at some positions of the selected rows.
 
-        Indices are usually few, so only the range of the file that contains them is read. For a
-        slice or a mask, the whole column is read.
-
         Args:
             field: The name of the field.
             positions: A slice, a mask or indices.
         """
-        if isinstance(positions, slice) or positions.dtype == bool or self._is_in_memory(field):
-            values: NDArray[np.int64] = self[field][positions]
-            return values
+        are_indices = not isinstance(positions, slice) and positions.dtype != bool
+        if are_indices and not self._is_in_memory(field):
+            # Indices are usually few, so only the part of the file that has them is read.
+            return self._read_rows(field, self._row_indices(positions))
 
-        return self._read_rows(field, self._row_indices(positions))
+        values: NDArray[np.int64] = self[field][positions]
+        return values
 
     def _is_in_memory(self, field: str) -> bool:
-        """Return True if a column is in memory, or if every column stays there once it was read."""
+        """Return True if a column is in memory, or will be when it is read."""
         return self._are_columns_in_memory or field in self._cache
 
     @property
     def _are_columns_in_memory(self) -> bool:
-        """Whether every column stays in memory once it was read, here or in viewed `Columns`."""
+        """Whether every column stays in memory when it is read, here or in viewed `Columns`."""
         return self._keeps_all_columns or isinstance(self._rows, Columns)
 
     def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the values of a field at some rows.
-
-        If the records are in a file, only the range from the first to the last of these rows is
-        read.
+        """Return the values of a field at some rows, reading as little of a file as possible.
 
         Args:
             field: The name of the field.
@@ -428,10 +421,9 @@ class Columns:
         return selected_rows[positions]
 
     def blocks(self) -> Iterator[Columns]:
-        """Yield the selected rows in order, in blocks of at most BLOCK_ROWS records.
+        """Yield the selected rows in order, in blocks that fit in memory.
 
-        Working block by block saves memory. If the columns stay in memory anyway, all rows are one
-        block.
+        All rows are one block if their columns are in memory anyway.
         """
         if self._are_columns_in_memory or len(self._rows) <= BLOCK_ROWS:
             yield self
@@ -452,24 +444,24 @@ class Columns:
         return mask
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """Return a metric of every row, such as "ttft", in ns; UNDEFINED for a row without a value.
+        """Return a metric of each selected row, such as "ttft", in ns.
 
-        `loadgen.figures` defines the metrics. Those in CACHED_COLUMNS are computed once and kept.
-        Those of a large file are computed anew in each call, which takes little memory.
+        A row without a value has UNDEFINED.
         """
         if metric in self._cache:
             return self._cache[metric]
         if self._is_large_file and not self._keeps_all_columns:
             return self._measure_by_blocks(metric)
 
-        values = METRICS.values(metric)(self)
+        compute_metric = METRICS.values(metric)
+        values = compute_metric(self)
         if metric in CACHED_COLUMNS:
             self._cache[metric] = values
 
         return values
 
     def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
-        """Compute a metric of a large file from one block at a time, which keeps memory small."""
+        """Compute a metric of a large file from one block at a time, to save memory."""
         _release_file_memory(self._rows)
         values = np.empty(len(self), np.int64)
 
@@ -482,14 +474,15 @@ class Columns:
         return values
 
     def forget(self) -> None:
-        """Free the memory of the kept columns. They are read again when they are needed."""
+        """Free the memory of the cached columns, which are read again when they are needed."""
         self._cache.clear()
 
     def has_status(self, status: int) -> NDArray[np.bool_]:
         """Return which rows have this status, such as OK."""
         statuses = self["status"]
         if _is_constant(statuses):
-            statuses = statuses[:1]  # one comparison is enough, and the result is broadcast
+            statuses = statuses[:1]  # one comparison is enough
+
         mask: NDArray[np.bool_] = statuses == status
         return np.broadcast_to(mask, len(self))
 
@@ -538,8 +531,7 @@ def _slice_rows(rows: Any, row_range: slice) -> Any:
 def _range_reader(rows: RowSource) -> Callable[[str, int, int], NDArray[Any]] | None:
     """Return the method of a file that reads a range of a column, None for records in memory.
 
-    Only records of a file have this method: `parquet.Frame`, and `parquet.FrameSlice` for a part of
-    them. Its parameters are the name of the column, the first row, and the row after the last one.
+    Its parameters are the name of the column, the first row, and the row after the last one.
     """
     return getattr(rows, "read_range", None)
 
@@ -576,10 +568,9 @@ class JoinedColumns:
         Args:
             stages: The columns of each stage.
             only_ok: Whether to select only the ok requests; else all are selected.
-            order: The numbers of the requests to take, in their order, as described at the class.
-                None takes all selected requests, one stage after the other.
-            keeps_columns: Whether to keep each joined column in memory once it was read. Without
-                that, it is read again in each call, which saves memory if it is needed once.
+            order: The numbers of the requests to take, in their order. The selected requests of all
+                stages are numbered from 0, one stage after the other. None takes all of them.
+            keeps_columns: Whether to cache each joined column that is read.
         """
         self._stages = stages
         self._keeps_columns = keeps_columns
@@ -590,8 +581,8 @@ class JoinedColumns:
             as_selection(columns.is_ok) if only_ok else slice(None) for columns in stages
         ]
 
-        # For each stage, where its rows go in the joined column. None if the rows of the stages
-        # just follow each other.
+        # For each stage, where its rows go in the joined column. None if the rows of one stage
+        # follow the rows of the other.
         self._destinations_of_stage: list[NDArray[np.int64]] | None = None
         if order is not None:
             self._put_in_order(order)
@@ -599,9 +590,9 @@ class JoinedColumns:
     def _put_in_order(self, order: NDArray[np.int64]) -> None:
         """Take only the requests that `order` lists, and put them in that order.
 
-        `order` numbers the requests of all stages together. If stage A has the requests 0 to 2 and
-        stage B the requests 3 and 4, the order [4, 0, 2] takes the rows [0, 2] of stage A to the
-        destinations [1, 2], and the row [1] of stage B to the destination [0].
+        If stage A has the requests 0 to 2 and stage B the requests 3 and 4, the order [4, 0, 2]
+        takes the rows [0, 2] of stage A to the destinations [1, 2], and the row [1] of stage B to
+        the destination [0].
         """
         all_rows = [
             np.arange(len(columns))[selected]
@@ -613,8 +604,10 @@ class JoinedColumns:
         first_number = 0
         for rows in all_rows:
             end_number = first_number + len(rows)
-            destinations = np.flatnonzero((order >= first_number) & (order < end_number))
+            is_of_stage = (order >= first_number) & (order < end_number)
+            destinations = np.flatnonzero(is_of_stage)
             row_positions = order[destinations] - first_number
+
             self._rows_of_stage.append(rows[row_positions])
             self._destinations_of_stage.append(destinations)
             first_number = end_number
@@ -623,8 +616,10 @@ class JoinedColumns:
         """Return the column of a field of `record.FIELDS`."""
         if field in self._cache:
             return self._cache[field]
+
         stages = zip(self._stages, self._rows_of_stage, strict=True)
-        return self._join(field, [columns.take(field, rows) for columns, rows in stages])
+        values_of_stages = [columns.take(field, rows) for columns, rows in stages]
+        return self._join(field, values_of_stages)
 
     def is_known(self, field: str) -> NDArray[np.bool_]:
         """Return in which rows a time or a number is known, so that it is not UNKNOWN (-1)."""
@@ -635,11 +630,13 @@ class JoinedColumns:
         """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
         if metric in self._cache:
             return self._cache[metric]
+
         stages = zip(self._stages, self._rows_of_stage, strict=True)
-        return self._join(metric, [columns.measure(metric)[rows] for columns, rows in stages])
+        values_of_stages = [columns.measure(metric)[rows] for columns, rows in stages]
+        return self._join(metric, values_of_stages)
 
     def _join(self, name: str, values_of_stages: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the values of all stages as one column, and keep it if columns are kept.
+        """Return the values of all stages as one column, and cache it if columns are cached.
 
         Args:
             name: The name of the field or metric.
@@ -648,7 +645,8 @@ class JoinedColumns:
         if self._destinations_of_stage is None:
             column = join_arrays(values_of_stages).astype(np.int64, copy=False)
         else:
-            column = np.empty(sum(map(len, values_of_stages)), np.int64)
+            length = sum(map(len, values_of_stages))
+            column = np.empty(length, np.int64)
             stages = zip(self._destinations_of_stage, values_of_stages, strict=True)
             for destinations, values in stages:
                 column[destinations] = values
