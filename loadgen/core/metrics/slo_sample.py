@@ -51,11 +51,12 @@ class SloSample:
 
     @property
     def not_cancelled(self) -> int:
-        """All requests but cancelled ones, and dropped ones unless they count."""
-        requests = self.accumulator.sum("recorded") - self.accumulator.sum("cancelled")
+        """The number of requests without cancelled ones, and without dropped ones if ignored."""
+        recorded = self.accumulator.sum("recorded")
+        ignored = self.accumulator.sum("cancelled")
         if not self.counts_dropped:
-            requests -= self.accumulator.sum("dropped")
-        return requests + self.unrecorded
+            ignored += self.accumulator.sum("dropped")
+        return recorded + self.unrecorded - ignored
 
     @property
     def unfinished(self) -> int:
@@ -73,17 +74,18 @@ class SloSample:
         return is_undecided(self.accumulator.sum("unfinished"), self.not_cancelled)
 
     def count_without_tpot(self, term: Term) -> int:
-        """Return how many responses a term on TPOT leaves out because they lack a TPOT.
+        """Return the number of responses without a time per output token (TPOT).
 
-        TPOT is the time from the first to the last token, divided by the tokens after the first
-        event. A response with several tokens lacks it if all of them came at one instant, or in no
-        event with text. Returns 0 for terms on other metrics, and if only a share of up to
-        NO_SPAN_SHARE of the ok responses lacks it, which can be neglected.
+        The time between tokens cannot be measured if all tokens of a response came at one instant,
+        or without text. Return 0 if these are a negligible share of the ok responses, or if the
+        term limits another metric.
         """
         if term.metric != "tpot":
             return 0
+
         came_at_one_instant = self.accumulator.sum("tpot_no_span")
         came_without_text = self.accumulator.sum("tpot_no_output")
-        responses = came_at_one_instant + came_without_text
-        is_negligible = responses <= NO_SPAN_SHARE * self.accumulator.sum("ok")
-        return 0 if is_negligible else responses
+        without_tpot = came_at_one_instant + came_without_text
+
+        negligible_count = NO_SPAN_SHARE * self.accumulator.sum("ok")
+        return without_tpot if without_tpot > negligible_count else 0

@@ -40,8 +40,7 @@ class StopRuleMonitor:
     def check(self, now_ns: int, ended: NDArray[np.void]) -> bool:
         """Return True if a rule is broken, and set `breach` to the reason to stop the load.
 
-        The rules consider the requests that ended in the last WINDOW_NS. Their records are stored
-        from one check to the next, and older ones are discarded.
+        Only the requests that ended in the last WINDOW_NS are considered.
 
         Args:
             now_ns: The time since the start of the run.
@@ -58,20 +57,21 @@ class StopRuleMonitor:
 def find_breach(
     rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int
 ) -> ReasonCode | None:
-    """Return the reason to stop a run early, or None if no rule of `--stop-when` is broken.
+    """Return the reason to stop a run early, or None if no rule is broken.
 
-    A rule limits the error rate, or a quantile of a latency, of the requests that ended in the last
-    WINDOW_NS. A failed request counts as over the limit of a latency. If several rules are broken,
-    the first one is reported.
+    A rule limits the share of failed requests, or a quantile of a latency. It is applied to the
+    requests that ended in the last WINDOW_NS.
 
     Args:
         rules: The rules.
-        rows: Records of requests, which may have ended before the window or after it.
+        rows: Records of requests. Some may have ended before the window, or not yet.
         now_ns: The end of the window.
     """
     done_ns = rows["done_ns"]
-    in_window = (done_ns > now_ns - WINDOW_NS) & (done_ns <= now_ns)
-    recent = Columns(select_rows(rows, _has_ended(rows) & in_window))
+    is_done_in_window = (done_ns > now_ns - WINDOW_NS) & (done_ns <= now_ns)
+    is_recent = _has_ended(rows) & is_done_in_window
+
+    recent = Columns(select_rows(rows, is_recent))
     if len(recent) < MIN_REQUESTS:
         return None
 
@@ -100,24 +100,31 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
     if rule.quantile is None:  # the rule limits the share of failed requests
         failed = len(requests) - int(requests.is_ok.sum())
         is_broken = failed >= rule.limit * len(requests)
-        if not is_broken:
-            return None
-        return ReasonCode(code="stopped_by_errors", values={**values, "failed": failed})
+        values["failed"] = failed
+        return ReasonCode(code="stopped_by_errors", values=values) if is_broken else None
 
-    # The requests after the quantile may be over its limit: 1 of 200 requests for a p99.
     over_limit = int(_is_over(rule, requests).sum())
-    allowed_over_limit = len(requests) - 1 - quantile_index(len(requests), rule.quantile)
-    if over_limit <= allowed_over_limit:
-        return None
-    return ReasonCode(code="stopped_by_latency", values={**values, "over": over_limit})
+    is_broken = over_limit > _allowed_over_limit(len(requests), rule.quantile)
+    values["over"] = over_limit
+    return ReasonCode(code="stopped_by_latency", values=values) if is_broken else None
+
+
+def _allowed_over_limit(requests: int, quantile: float) -> int:
+    """Return how many requests may be over the limit of a quantile: 1 of 200 requests for a p99.
+
+    These are the requests after the quantile in order of latency.
+    """
+    index_of_quantile = quantile_index(requests, quantile)
+    index_of_last = requests - 1
+    return index_of_last - index_of_quantile
 
 
 def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which requests were sent and were not cut by the end of the run."""
+    """Return which requests are done, and not because the client cancelled them."""
     status = rows["status"]
-    ended: NDArray[np.bool_] = (
-        (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)
-    )
+    is_done = rows["done_ns"] >= 0
+    was_cut = (status == CANCELLED) | (status == UNFINISHED)
+    ended: NDArray[np.bool_] = is_done & ~was_cut
     return ended
 
 
