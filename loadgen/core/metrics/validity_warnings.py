@@ -27,6 +27,9 @@ WARMUP_IN_FLIGHT = "warmup"
 """The stored code of the cause that requests of the warm-up were in flight until the end."""
 
 
+WITHOUT_OUTPUT = "unasked"
+"""The stored name of the source of output counts of requests for no output, such as embeddings."""
+
 REPLICA_CHANGES = ("loss", "scale_up")
 """The kinds of events at which the number of replicas changes."""
 
@@ -34,8 +37,8 @@ REPLICA_CHANGES = ("loss", "scale_up")
 def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield the warnings of a run, in the order in which reports show them.
 
-    A warning does not make a run invalid. It says what to keep in mind when the results are read,
-    such as a changed limit or a percentile of too few samples.
+    A run with warnings is valid. A warning is a hint for its readers, for example that a percentile
+    is computed from few samples.
     """
     manifest = evidence.manifest
     summary = evidence.summary
@@ -84,14 +87,10 @@ def _list_remarks(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _list_stored_warnings(
     manifest: RunManifest, hardware: SeenHardware | None
 ) -> Iterator[ReasonCode]:
-    """Yield the warnings that the run itself stored in its manifest, for example when it started.
-
-    A warning of an older version has a text and no code. The warning "undisclosed" is about missing
-    keys in the description of the system under test, which the hardware may have disclosed since.
-    """
+    """Yield the warnings that were stored in the manifest while the run went on."""
     for text in manifest.warnings:
         warning = manifest.warning_codes.get(text)
-        if warning is None:
+        if warning is None:  # old versions stored the text alone
             yield make_code("note", text=text)
         elif warning.code == "undisclosed":
             yield from _check_undisclosed_keys(warning, hardware)
@@ -102,11 +101,13 @@ def _list_stored_warnings(
 def _check_undisclosed_keys(
     warning: ReasonCode, hardware: SeenHardware | None
 ) -> Iterator[ReasonCode]:
-    """Yield a stored warning about missing keys again, unless the hardware disclosed all of them.
+    """Yield a warning about the keys that neither the user nor the hardware disclosed.
+
+    A key names a fact about the system under test, such as its driver version.
 
     Args:
-        warning: The warning, whose value "missing" has the keys.
-        hardware: What metrics pages show of the hardware, None if none was read.
+        warning: The stored warning with the keys that the user did not disclose.
+        hardware: The facts that the servers published about their hardware, None without any.
     """
     missing_keys = _still_undisclosed(warning.values["missing"], hardware)
     if missing_keys:
@@ -116,11 +117,12 @@ def _check_undisclosed_keys(
 def _still_undisclosed(
     missing_keys: Mapping[str, list[str]], hardware: SeenHardware | None
 ) -> dict[str, list[str]]:
-    """Return the missing keys of the system's description that its hardware does not disclose.
+    """Return the missing keys that the hardware does not disclose either.
 
     Args:
-        missing_keys: The missing keys, by the name of the rules that require them.
-        hardware: What metrics pages show of the hardware, None if none was read.
+        missing_keys: The keys that the user did not disclose, by the name of the rules that require
+            the keys.
+        hardware: The facts that the servers published about their hardware, None without any.
     """
     disclosed = set() if hardware is None else hardware.known_keys
     still_missing = {}
@@ -128,19 +130,18 @@ def _still_undisclosed(
         undisclosed = [key for key in keys if key not in disclosed]
         if undisclosed:
             still_missing[rules] = undisclosed
+
     return still_missing
 
 
 def _check_declared_hardware(
     metadata: Mapping[str, str], hardware: SeenHardware | None
 ) -> Iterator[ReasonCode]:
-    """Yield a warning for each value that the user declared and the hardware's page contradicts.
-
-    A declared version may be shorter: "570" agrees with the driver "570.86".
+    """Yield a warning for each fact about the hardware that the user declared wrongly.
 
     Args:
-        metadata: The description of the system under test, by key.
-        hardware: What the metrics page of the hardware shows, None if none was read.
+        metadata: The facts that the user declared, by key.
+        hardware: The facts that the servers published about their hardware, None without any.
     """
     if hardware is None:
         return
@@ -151,21 +152,21 @@ def _check_declared_hardware(
 
     for key, reported in reported_values.items():
         declared = metadata.get(SYSTEM + key)
-        if declared and reported and not _is_same_version(declared, reported):
+        are_both_known = bool(declared and reported)
+        if are_both_known and not _is_same_version(declared, reported):
             yield make_code("hardware_differs", key=key, said=declared, seen=reported)
 
 
 def _is_same_version(declared: str, reported: str) -> bool:
-    """Return True if a declared version agrees with the reported one, of which it may be a part."""
+    """Return True if two versions agree, such as the declared "570" and the reported "570.86"."""
     return reported == declared or reported.startswith(f"{declared}.")
 
 
 def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a warning if requests were unfinished at the end of the drain.
+    """Yield a warning if the end of the run cut off requests before their responses ended.
 
-    The drain is the time after the last due request in which the client waits for responses. It is
-    not known if a request that was still unfinished then would have met the SLO. If there are many,
-    the SLO is undecided, and the warning says so.
+    It is not known if such a request would have met the latency limits of the run. A different
+    warning is used if there are so many that nobody can say if the limits are met.
     """
     unfinished = summary.requests.unfinished
     if not unfinished:
@@ -178,6 +179,7 @@ def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Itera
         "share": unfinished / not_cancelled,
         "drain_s": manifest.grace_s,
     }
+
     if outcomes.is_undecided(unfinished, not_cancelled):
         yield make_code(
             "unfinished_undecided",
@@ -190,7 +192,7 @@ def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Itera
 
 
 def _list_changed_limits(run_limits: ValidityLimits) -> Iterator[ReasonCode]:
-    """Yield a warning for each limit of a valid run that the user changed."""
+    """Yield a warning for each limit of a valid run that the user changed from its default."""
     defaults = ValidityLimits()
     for limit_name in defaults.__struct_fields__:
         value = getattr(run_limits, limit_name)
@@ -215,32 +217,31 @@ def _check_tokens(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a warning if the server did not report token counts, and one if counts are estimates.
 
-    The client may ask the server for counts. Requests without output ("unasked"), such as
-    embeddings, have no output to count. An estimate is a count by a tokenizer of another model.
+    An estimate is a count by the tokenizer of another model.
     """
     ok = evidence.summary.requests.ok
     sources = evidence.summary.tokens.sources
-    if evidence.manifest.requests_usage:
-        counted_by_server = sources.output.get("server", 0)
-        without_output = sources.output.get("unasked", 0)
-        missing = ok - without_output - counted_by_server
-        if missing:
-            yield make_code("usage_missing", missing=missing, ok=ok)
 
-    # A request may have both estimates, so their sum would count it twice.
-    estimated = max(sources.input.get("estimate", 0), sources.output.get("estimate", 0))
+    was_server_asked = evidence.manifest.requests_usage
+    without_output = sources.output.get(WITHOUT_OUTPUT, 0)
+    counted_by_server = sources.output.get("server", 0)
+    missing = ok - without_output - counted_by_server
+    if was_server_asked and missing:
+        yield make_code("usage_missing", missing=missing, ok=ok)
+
+    # A request may have both estimates, so a sum could count it twice.
+    estimated_inputs = sources.input.get("estimate", 0)
+    estimated_outputs = sources.output.get("estimate", 0)
+    estimated = max(estimated_inputs, estimated_outputs)
     if estimated:
         yield make_code("counts_estimated", estimated=estimated, ok=ok)
 
 
 def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a warning if the server counts other numbers of prompt tokens than the client.
-
-    If prompts do not have the requested lengths, a caveat says so already, and no warning is
-    needed.
-    """
+    """Yield a warning if the server counts other numbers of prompt tokens than the client."""
     difference = evidence.inputs.prompt_count_difference
-    if difference is None or evidence.has_wrong_prompt_lengths:
+    has_caveat = evidence.has_wrong_prompt_lengths  # a stronger statement about the same
+    if difference is None or has_caveat:
         return
 
     if abs(difference) > limits.COUNT_DISAGREEMENT:
@@ -255,33 +256,31 @@ def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a warning if the share of cached prompt tokens is not the requested or expected one.
 
-    - "cache_unsaid": a share was requested, and the server does not report cached tokens.
-    - "cache_differs": a share was requested, and the reported one differs by more than the limit.
-    - "cached": prompts share no text, but many of their tokens came from a cache.
+    - "cache_unsaid": the user requested a share, and the server reports none.
+    - "cache_differs": the user requested a share, and the server reports a different one.
+    - "cached": prompts have no text in common, but many of their tokens came from a cache.
     """
-    cached = evidence.summary.tokens.cached_share
-    requested = evidence.manifest.requested_cache_share
+    cached_share = evidence.summary.tokens.cached_share
+    requested_share = evidence.manifest.requested_cache_share
     limit = limits.CACHED_SHARE
-    if cached is None:
-        if requested is not None:
-            yield make_code("cache_unsaid", asked=requested)
+    if cached_share is None:
+        if requested_share is not None:
+            yield make_code("cache_unsaid", asked=requested_share)
         return
 
-    if requested is not None and abs(cached - requested) > limit:
-        yield make_code("cache_differs", asked=requested, share=cached, limit=limit)
-    elif cached > limit and not evidence.manifest.shares_prompts:
-        yield make_code("cached", share=cached)
+    if requested_share is not None and abs(cached_share - requested_share) > limit:
+        yield make_code("cache_differs", asked=requested_share, share=cached_share, limit=limit)
+    elif cached_share > limit and not evidence.manifest.shares_prompts:
+        yield make_code("cached", share=cached_share)
 
 
 def _check_response_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a warning if many responses are not as long as requested.
-
-    If so many tokens are missing that the load is not the requested one, a caveat says so already,
-    and no warning is needed.
-    """
+    """Yield a warning if many responses are not as long as requested."""
     mismatch_share = evidence.summary.tokens.length_mismatch_share
-    if mismatch_share is None or evidence.has_short_responses:
+    has_caveat = evidence.has_short_responses  # a stronger statement about the same
+    if mismatch_share is None or has_caveat:
         return
+
     if mismatch_share > limits.LENGTH_MISMATCH:
         yield make_code("lengths_differ", share=mismatch_share, limit=limits.LENGTH_MISMATCH)
 
@@ -297,7 +296,7 @@ def _check_replica_count(summary: Summary) -> Iterator[ReasonCode]:
 
 
 class _ReplicaChange(NamedTuple):
-    """A change of the number of replicas, which is text: "3" to "2" if one of three failed."""
+    """A change of the number of replicas, such as from "3" to "2"."""
 
     before: str
     after: str
@@ -305,10 +304,9 @@ class _ReplicaChange(NamedTuple):
 
 
 def _list_replica_changes(events: tuple[Recovery, ...]) -> list[_ReplicaChange]:
-    """Return the changes of the number of replicas among some events of a run.
+    """Return the events of a run that changed the number of replicas.
 
-    An event is a spike of the load, the loss of a replica, or the start of another one. Its load
-    before and after is a rate of requests for a spike, and a number of replicas for the others.
+    The `load_before` and `load_after` of such an event are numbers of replicas.
     """
     return [
         _ReplicaChange(before=event.load_before, after=event.load_after, at_s=event.at_s)
@@ -318,22 +316,21 @@ def _list_replica_changes(events: tuple[Recovery, ...]) -> list[_ReplicaChange]:
 
 
 def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a warning if the client requested the server's timing and no response had it.
-
-    There is none if the run already stored this warning when it started.
-    """
+    """Yield a warning if the client requested the server's timing and no response had it."""
     stored_codes = {warning.code for warning in manifest.warning_codes.values()}
-    if not manifest.server_timing or "server_timing_missing" in stored_codes:
+    was_warned_at_start = "server_timing_missing" in stored_codes
+    if not manifest.server_timing or was_warned_at_start:
         return
 
+    responses = summary.requests.ok
     responses_with_timing = summary.splits.accounted
-    if summary.requests.ok and not responses_with_timing:
+    if responses and not responses_with_timing:
         server = summary.target.server or "it"  # a pronoun in the sentence of the warning
         yield make_code("server_timing_missing", server=server)
 
 
 def _list_unsupported_terms(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a warning for each decided SLO term that has too few samples for its quantile."""
+    """Yield a warning for each latency limit on a quantile that has too few samples."""
     for term in summary.goodput.slo:
         has_too_few_samples = not term.supported
         is_decided = not term.undecided
@@ -348,9 +345,9 @@ def _list_unsupported_terms(summary: Summary) -> Iterator[ReasonCode]:
 
 
 def _check_send_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a warning if the gaps between sends do not vary as the planned ones do.
+    """Yield a warning if the gaps between sends vary more or less than planned.
 
-    Their variation is the standard deviation divided by the mean. Too few gaps say nothing.
+    Variation is the standard deviation divided by the mean.
     """
     variation = evidence.summary.load.gap_variation
     planned_variation = evidence.summary.load.gap_variation_planned
@@ -364,13 +361,13 @@ def _check_send_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a warning if the run has no steady state, with what prevented it.
+    """Yield a warning if the run has no steady state, with the cause.
 
-    In a closed loop, some virtual users ended before others had begun. In an open loop, requests of
-    the warm-up were in flight until the end.
+    In a closed loop, the cause is that virtual users were always starting or ending. In an open
+    loop, it is that requests of the warm-up were in flight until the end.
     """
     has_steady_state = evidence.summary.window.steady.duration_s is not None
-    has_caveat = evidence.is_concurrency_unfilled  # which explains the same
+    has_caveat = evidence.is_concurrency_unfilled  # a stronger statement about the same
     if has_steady_state or has_caveat or not _is_spread_over_time(evidence):
         return
 
@@ -379,14 +376,14 @@ def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _is_spread_over_time(evidence: RunEvidence) -> bool:
-    """Return True if requests were sent over some time, so that there could be a steady state.
-
-    The requests of an open loop may all be due at one time, and then have no offered rate. In a
-    closed loop all virtual users send their first requests at once, so only later requests spread
-    over time.
-    """
+    """Return True if requests were sent at different times, and not all at once."""
     load = evidence.summary.load
     if not evidence.is_closed_loop:
+        # There is no rate if all requests are due at the same time.
         return load.offered_rps is not None
-    has_later_requests = evidence.inputs.sends > evidence.largest_concurrency
-    return load.achieved_rps is not None and has_later_requests
+
+    # Each virtual user sends its first request at once, and later requests after responses.
+    has_rate = load.achieved_rps is not None
+    first_requests = evidence.largest_concurrency
+    has_later_requests = evidence.inputs.sends > first_requests
+    return has_rate and has_later_requests
