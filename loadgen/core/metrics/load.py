@@ -91,10 +91,7 @@ def summarize_load(group: RequestGroup, stage_plans: Sequence[StagePlan]) -> Loa
 
 
 def _completed_rate(accumulator: MetricAccumulator, window: Window) -> float | None:
-    """Return the ok requests per second of the measurement window, None for a single request.
-
-    The window of a single request is its own latency, whose inverse says nothing about the load.
-    """
+    """Return the ok requests per second of the measurement window, None for a single request."""
     if accumulator.sum("recorded") < 2:
         return None
     return per_second(accumulator.sum("ok"), window)
@@ -107,28 +104,29 @@ def _steady_completed_rate(accumulator: MetricAccumulator, steady: Span) -> floa
 
 
 def _request_rate(group: RequestGroup, time_name: RequestTime) -> float | None:
-    """Return the rate per second at which requests were due or sent, None for too few of them.
+    """Return the rate per second at which requests were due or sent, None for too few requests.
 
-    The rate of a part of a run is its share of the rate of the run, so that the rates of all parts
-    add up. A target that got 40 of the 100 requests of a run at 5 requests/s has a rate of 2 per s.
+    A part of a run has its share of the rate of the run, so that the rates of all parts add up. A
+    server that got 40 of 100 requests, at 5 requests/s in all, has a rate of 2 requests/s.
 
     Args:
         group: The requests.
-        time_name: The time that is counted: when requests were due, or when they were sent.
+        time_name: Which times are counted: those at which requests were due or were sent.
     """
-    run = group.requests_of_run
-    if run is None:
+    requests_of_run = group.requests_of_run
+    if requests_of_run is None:  # the group is the whole run
         return times_per_s(group.requests, time_name)
 
-    request_count = group.requests.sum(time_name)
-    run_rate = times_per_s(run, time_name)
-    if not request_count or run_rate is None:
+    count = group.requests.sum(time_name)
+    count_of_run = requests_of_run.sum(time_name)
+    rate_of_run = times_per_s(requests_of_run, time_name)
+    if not count or rate_of_run is None:
         return None
-    return run_rate * request_count / run.sum(time_name)
+    return rate_of_run * count / count_of_run
 
 
 def times_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float | None:
-    """Return the rate of n times, (n - 1) / (last - first), or None for fewer than two.
+    """Return the rate of n times, (n - 1) / (last - first), or None for fewer than two times.
 
     Args:
         accumulator: The requests.
@@ -137,18 +135,20 @@ def times_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float
     count = accumulator.sum(time_name)
     if count < 2:
         return None
+
     duration_ns = accumulator.maxima[time_name] - accumulator.minima[time_name]
-    return (count - 1) / (duration_ns / 1e9) if duration_ns > 0 else None
+    if duration_ns <= 0:
+        return None
+    return (count - 1) / (duration_ns / 1e9)
 
 
 # -- requests in flight ----------------------------------------------------------------------------
 
 
 def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFlight:
-    """Return the mean and the maximum number of requests in flight in an interval, both exact.
+    """Return the exact mean and maximum number of requests in flight in an interval.
 
-    If one request ends at the very time at which another one is sent, the two are not in flight
-    together. A request without an end, whose worker died, is in flight until the interval ends.
+    A request is in flight from the time at which it is sent until its response has ended.
     """
     if interval.start_s is None or interval.end_s is None:
         return InFlight(mean=None, maximum=None)
@@ -158,13 +158,13 @@ def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFli
     sent_ns, done_ns = _times_in_flight(stages, start_ns, end_ns)
     total_ns = _time_in_flight_ns(sent_ns, done_ns, start_ns, end_ns)
 
-    # Sorting copies a large array. The unsorted one is replaced, so that its memory is freed.
+    mean = float(total_ns / (end_ns - start_ns))
+
+    # The unsorted arrays are replaced, so that their memory is freed.
     sent_ns = sort_times(sent_ns)
     done_ns = sort_times(done_ns)
-    return InFlight(
-        mean=float(total_ns / (end_ns - start_ns)),
-        maximum=_max_in_flight(sent_ns, done_ns, start_ns, end_ns),
-    )
+    maximum = _max_in_flight(sent_ns, done_ns, start_ns, end_ns)
+    return InFlight(mean, maximum)
 
 
 class _TimesInFlight(NamedTuple):
@@ -175,14 +175,14 @@ class _TimesInFlight(NamedTuple):
 
 
 def _times_in_flight(stages: Sequence[Columns], start_ns: int, end_ns: int) -> _TimesInFlight:
-    """Return the times of the requests that are in flight at some time in an interval.
-
-    A request whose worker died has no end. It is taken to be done when the interval ends.
-    """
+    """Return the times of the requests that are in flight at some time in an interval."""
     selections = [_select_in_flight(columns, start_ns, end_ns) for columns in stages]
     sent_ns = _join_selected(stages, selections, "sent_ns")
     done_ns = _join_selected(stages, selections, "done_ns")
-    done_ns[done_ns < 0] = end_ns
+
+    # A request without an end (-1) is in flight until the interval ends.
+    has_no_end = done_ns < 0
+    done_ns[has_no_end] = end_ns
     return _TimesInFlight(sent_ns, done_ns)
 
 
@@ -190,26 +190,25 @@ def _join_selected(
     stages: Sequence[Columns], selections: Sequence[NDArray[np.bool_] | slice], field: str
 ) -> NDArray[np.int64]:
     """Return a copy of a field of the selected requests of all stages, as one array."""
-    return np.concatenate(
-        [columns[field][selected] for columns, selected in zip(stages, selections, strict=True)]
-    )
+    stages_and_selections = zip(stages, selections, strict=True)
+    return np.concatenate([columns[field][selected] for columns, selected in stages_and_selections])
 
 
 def _select_in_flight(columns: Columns, start_ns: int, end_ns: int) -> NDArray[np.bool_] | slice:
     """Return which requests are in flight at some time in an interval."""
     sent_ns = columns["sent_ns"]
     done_ns = columns["done_ns"]
-    ends_later = (done_ns < 0) | (done_ns >= start_ns)
-    return as_selection((sent_ns >= 0) & (sent_ns <= end_ns) & ends_later)
+    is_sent_before_end = columns.is_known("sent_ns") & (sent_ns <= end_ns)
+    is_done_after_start = (done_ns < 0) | (done_ns >= start_ns)  # -1 for a request without an end
+    return as_selection(is_sent_before_end & is_done_after_start)
 
 
 def _time_in_flight_ns(
     sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> np.int64:
-    """Return the time that requests are in flight in an interval, summed over all of them.
+    """Return the sum of the times that requests are in flight within an interval.
 
-    Divided by the length of the interval, it is the mean number of requests in flight. It is
-    computed in slices of requests, which takes little memory.
+    Divided by the length of the interval, it is the mean number of requests in flight.
 
     Args:
         sent_ns: The time at which each request was sent.
@@ -218,7 +217,7 @@ def _time_in_flight_ns(
         end_ns: The end of the interval.
     """
     total_ns = np.int64(0)
-    for rows in block_slices(len(done_ns)):
+    for rows in block_slices(len(done_ns)):  # slices of all requests, to save memory
         in_interval_ns = np.minimum(done_ns[rows], end_ns) - np.maximum(sent_ns[rows], start_ns)
         # The difference is negative for a request that is not in flight in the interval.
         total_ns += np.maximum(in_interval_ns, 0).sum()
@@ -230,9 +229,8 @@ def _max_in_flight(
 ) -> int:
     """Return the most requests in flight at any time of an interval.
 
-    The number in flight at a time is the number of requests sent until then less the number done
-    until then. It rises only when a request is sent. So its maximum is at the start of the interval
-    or at one of the sends within it. The sends are examined in slices, which takes little memory.
+    Requests in flight are those sent so far, less those done so far. This number rises only when a
+    request is sent, so its maximum is at the start of the interval or at a send within it.
 
     Args:
         sent_ns: The times at which requests were sent, in ascending order.
@@ -247,10 +245,12 @@ def _max_in_flight(
     sent_until_end = int(np.searchsorted(sent_ns, end_ns, side="right"))
     for first in range(sent_until_start, sent_until_end, SENDS_PER_SLICE):
         end = min(first + SENDS_PER_SLICE, sent_until_end)
+
         # At the send with index i, i + 1 requests have been sent.
         sent_until_send = np.arange(first + 1, end + 1)
         done_until_send = np.searchsorted(done_ns, sent_ns[first:end], side="right")
-        maximum = max(maximum, int((sent_until_send - done_until_send).max()))
+        in_flight = sent_until_send - done_until_send
+        maximum = max(maximum, int(in_flight.max()))
 
     return maximum
 
@@ -259,11 +259,11 @@ def _max_in_flight(
 
 
 def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
-    """Return the coefficient of variation of the gaps between times, or None if there are no gaps.
+    """Return the coefficient of variation of the gaps between times, or None without gaps.
 
-    It is the standard deviation divided by the mean: 0 for constant gaps and 1 for a Poisson
-    process. Gaps are computed within a stage and divided by the mean gap of that stage, so that a
-    change of rate between stages does not count.
+    This is the standard deviation divided by the mean: 0 for constant gaps, 1 for a Poisson
+    process. Each gap is divided by the mean gap of its stage, so that stages of different rates can
+    be joined.
 
     Args:
         times_ns: The times, in any order.
@@ -316,11 +316,13 @@ def _measure_gap_variations(
 
 
 class _PlannedRequests:
-    """The requests of all stages that were sent at a time that the arrival process determines."""
+    """The requests of all stages that were sent at planned times, and not after responses."""
 
     def __init__(self, columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]) -> None:
         """Select the planned requests of each stage."""
-        self._stages = [(columns, _select_planned(columns, plans)) for columns in columns_of_stages]
+        self._stages = [
+            (columns, _select_sent_as_planned(columns, plans)) for columns in columns_of_stages
+        ]
 
     def join(self, field: str) -> NDArray[np.int64]:
         """Return a field of these requests of all stages as one array."""
@@ -334,15 +336,20 @@ class _PlannedRequests:
         )
 
 
-def _select_planned(columns: Columns, plans: Sequence[StagePlan]) -> NDArray[np.bool_] | slice:
-    """Return which requests were sent at a planned time, instead of after a response.
+def _select_sent_as_planned(
+    columns: Columns, plans: Sequence[StagePlan]
+) -> NDArray[np.bool_] | slice:
+    """Return which requests were sent at a planned time, and not after a response.
 
-    They are single requests and the first requests of conversations, in open loops. A run without
-    stages is one open loop.
+    Later requests of a conversation are sent after responses, and so are all requests of a closed
+    loop.
     """
+    was_sent = columns.is_known("sent_ns")
     is_first_turn = columns["turn"] == 0
-    is_planned = columns.is_known("sent_ns") & is_first_turn
-    if plans:
-        is_open_stage = np.array([not plan.closed for plan in plans])
-        is_planned &= is_open_stage[columns["stage"]]
+    is_planned = was_sent & is_first_turn
+
+    if plans:  # without plans, the run is an open loop
+        is_stage_open = np.array([not plan.closed for plan in plans])
+        is_planned &= is_stage_open[columns["stage"]]
+
     return as_selection(is_planned)
