@@ -372,13 +372,13 @@ class Columns:
             field: The name of the field.
             positions: A slice, a mask or indices.
         """
-        are_indices = not isinstance(positions, slice) and positions.dtype != bool
-        if are_indices and not self._is_in_memory(field):
-            # Indices are usually few, so only the part of the file that has them is read.
-            return self._read_rows(field, self._row_indices(positions))
+        if isinstance(positions, slice) or positions.dtype == bool or self._is_in_memory(field):
+            values: NDArray[np.int64] = self[field][positions]
+            return values
 
-        values: NDArray[np.int64] = self[field][positions]
-        return values
+        # Indices are usually few, so only the part of the file that has them is read.
+        row_indices = self._row_indices(positions)
+        return self._read_rows(field, row_indices)
 
     def _is_in_memory(self, field: str) -> bool:
         """Return True if a column is in memory, or will be when it is read."""

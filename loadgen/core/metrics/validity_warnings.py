@@ -152,8 +152,7 @@ def _check_declared_hardware(
 
     for key, reported in reported_values.items():
         declared = metadata.get(SYSTEM + key)
-        are_both_known = bool(declared and reported)
-        if are_both_known and not _is_same_version(declared, reported):
+        if declared and reported and not _is_same_version(declared, reported):
             yield make_code("hardware_differs", key=key, said=declared, seen=reported)
 
 
