@@ -267,11 +267,13 @@ class PartSummarizer:
         self._accumulator = accumulator
         self._measured = requests
         self._withheld_metrics = withheld_metrics
-        # Gaps between events are recorded by stage only, so no other part can be judged by them.
-        self._withheld_metrics_of_parts = {**_NO_GAPS_BY_PART, **withheld_metrics}
+
+        # Gaps between events are recorded by stage only, so other parts cannot be judged by them.
+        self._withheld_metrics_of_parts = dict(_NO_GAPS_BY_PART)
+        self._withheld_metrics_of_parts.update(withheld_metrics)
 
     def measure_stages(self, group: RequestGroup, gaps: Histogram, unrecorded: int) -> PartMetrics:
-        """Return the metrics of one stage, or those of all measured stages together.
+        """Return the metrics of one stage, or of all measured stages together.
 
         Args:
             group: The requests of the stages, with the window that their rates are over.
@@ -289,13 +291,14 @@ class PartSummarizer:
         *,
         counts_dropped: bool = True,
     ) -> SloSample:
-        """Return what is needed to judge the SLO of some stages: their requests and their gaps.
+        """Return the requests and gaps by which the SLO of some stages is judged.
 
         Args:
             accumulator: The requests of the stages.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that have no record.
-            counts_dropped: Whether requests that the client dropped count as misses.
+            counts_dropped: Whether requests that the client dropped, and did not send, count as
+                misses.
         """
         return SloSample(
             accumulator,
@@ -307,14 +310,15 @@ class PartSummarizer:
         )
 
     def _measure(self, group: RequestGroup, slo_sample: SloSample) -> PartMetrics:
-        """Return the metrics that the run and all of its parts have in common.
+        """Return the counts, load, tokens, goodput and latencies of a group of requests.
 
         Args:
-            group: The requests, with the window that their rates are over.
-            slo_sample: The same requests, with what is needed to judge their SLO.
+            group: The requests, with the time over which their rates are computed.
+            slo_sample: The same requests, with the data by which their SLO is judged.
         """
         requests = group.requests
         limits = self._manifest.limits
+
         return PartMetrics(
             requests=count_requests(requests, slo_sample.unrecorded),
             bytes=total_bytes(requests),
@@ -329,12 +333,10 @@ class PartSummarizer:
     def _measure_part(
         self, part: MeasuredAndWarmup, window: Window, gpus: int | None = None
     ) -> PartMetrics:
-        """Return the metrics of a target, class, model or step.
-
-        The columns that were read for them are then removed from memory.
+        """Return the metrics of a part of the run: of a target, class, model or step.
 
         Args:
-            part: The requests of the part: those of measured stages, and those of a warm-up.
+            part: The requests of the part, in the measured stages and in the warm-up.
             window: The window of the run.
             gpus: The number of GPUs that served the requests, None if not known.
         """
@@ -345,37 +347,35 @@ class PartSummarizer:
             gpus=gpus,
             requests_of_run=self._measured,
         )
-        metrics = self._measure(group, self._slo_sample_of_part(part.measured))
+        slo_sample = self._slo_sample_of_part(part.measured)
+        metrics = self._measure(group, slo_sample)
+
         _free_columns(part.measured)
         return metrics
 
     def _slo_sample_of_part(
         self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
     ) -> SloSample:
-        """Return what is needed to judge the SLO of a target, class or other part.
-
-        It has no gaps, because gaps between events are recorded by stage only. It has no requests
-        without a record, because it is not known which part they belonged to.
+        """Return the requests by which the SLO of a target, class or other part is judged.
 
         Args:
             accumulator: The requests.
-            counts_dropped: Whether requests that the client dropped count as misses.
+            counts_dropped: Whether requests that the client dropped, and did not send, count as
+                misses.
         """
         return SloSample(
             accumulator,
-            gaps=Histogram(),
-            unrecorded=0,
+            gaps=Histogram(),  # gaps between events are recorded by stage only
+            unrecorded=0,  # nobody knows to which part a request without a record belonged
             withheld_metrics=self._withheld_metrics_of_parts,
             limits=self._manifest.limits,
             counts_dropped=counts_dropped,
         )
 
     def is_slo_missed_by_server(self, gaps: Histogram, unrecorded: int) -> bool:
-        """Return True if the SLO, or that of a class, is missed even without dropped requests.
+        """Return True if an SLO is missed even if dropped requests do not count.
 
-        The client drops requests when too many are in flight, and they count as misses. If the SLO
-        is missed without counting them, the server is the cause and not the client. A run with many
-        dropped requests is then still valid.
+        The client drops a request, and does not send it, if too many requests are in flight.
 
         Args:
             gaps: The gaps between output events of all measured requests.
@@ -400,11 +400,12 @@ class PartSummarizer:
 
         Args:
             window: The window of the run.
-            step_times: For each step of tasks, its share of their time.
-            default_model: The model of a class whose plan names none.
+            step_times: How much of the time of tasks each step took.
+            default_model: The model of request classes that name no model.
         """
         class_count = len(self._manifest.classes)
         classes = tuple(self._summarize_class(index, window) for index in range(class_count))
+
         return SummaryParts(
             targets=self._summarize_targets(window),
             regions=self._summarize_target_groups("region", window),
@@ -415,26 +416,28 @@ class PartSummarizer:
         )
 
     def _summarize_targets(self, window: Window) -> tuple[TargetSummary, ...]:
-        """Return the summary of each target; () for a single one, which is the run itself."""
-        # The accumulator has no targets if the run has a single one.
+        """Return a summary of each target, or no summaries if the run has a single target."""
+        # A single target has no accumulator, because its requests are those of the run.
         targets = zip(self._manifest.targets, self._accumulator.targets, strict=False)
         return tuple(self._summarize_target(target, part, window) for target, part in targets)
 
     def _summarize_target(
         self, target: TargetFacts, part: MeasuredAndWarmup, window: Window
     ) -> TargetSummary:
-        """Return the summary of one of several targets, or of a group of them.
+        """Return the summary of a target, or of several targets of one region or node.
 
         Args:
-            target: The target, or what the targets of the group have in common.
-            part: The requests that were sent to it.
+            target: The target, or the facts that several targets have in common.
+            part: The requests that were sent to the target.
             window: The window of the run.
         """
-        # The rates in `metrics` are over the window of the run, so that those of all targets add up
-        # to the rate of the run. `active_output_per_s` is the rate while this target was used.
+        # These rates are over the window of the run, so that the rates of all targets add up.
         metrics = self._measure_part(part, window, target.gpus)
+
+        # This rate is over the time in which the target was used.
         target_window = measure_window(part.measured, part)
         output_tokens = part.measured.sum_known("output_tokens")
+        active_output_per_s = per_second(output_tokens, target_window)
 
         return TargetSummary(
             target=target,
@@ -446,24 +449,31 @@ class PartSummarizer:
             tpot_ms=metrics.tpot_ms,
             e2e_ms=metrics.e2e_ms,
             goodput=metrics.goodput,
-            active_output_per_s=per_second(output_tokens, target_window),
+            active_output_per_s=active_output_per_s,
         )
 
     def _summarize_target_groups(
         self, by: Literal["region", "node"], window: Window
     ) -> tuple[TargetSummary, ...]:
-        """Return a summary of the targets of each region or node; () unless there are several."""
+        """Return a summary of the targets of each region or node.
+
+        Return no summaries if all targets are in the same region or node.
+        """
+        groups = _group_targets(self._manifest.targets, by)
+        if len(groups) < 2:
+            return ()
+
         summaries = []
-        for target_indices in _group_targets(self._manifest.targets, by):
+        for target_indices in groups:
             targets = [self._manifest.targets[index] for index in target_indices]
-            part = self._accumulator.of_targets(target_indices)
-            summaries.append(self._summarize_target(combine_targets(targets), part, window))
+            combined_target = combine_targets(targets)
+            requests = self._accumulator.of_targets(target_indices)
+            summaries.append(self._summarize_target(combined_target, requests, window))
+
         return tuple(summaries)
 
     def _summarize_class(self, index: int, window: Window) -> ClassSummary:
         """Return the summary of a request class with its conversations and tasks.
-
-        Its SLO is met only if it is met by single requests and by whole tasks.
 
         Args:
             index: The index of the class.
@@ -472,6 +482,7 @@ class PartSummarizer:
         plan = self._manifest.classes[index]
         part = self._accumulator.classes[index]
         metrics = self._measure_part(part, window)
+
         cut_conversations = self._accumulator.count_cut_conversations(index)
         tasks = summarize_tasks(part.measured, cut_conversations, window)
 
@@ -496,16 +507,17 @@ class PartSummarizer:
     def _summarize_models(
         self, classes: Sequence[ClassSummary], window: Window, *, default_model: str
     ) -> tuple[ModelSummary, ...]:
-        """Return the summary of each model; () if the classes do not request several.
+        """Return a summary of each model, or no summaries if the run uses a single model.
 
         Args:
-            classes: The summary of each class.
+            classes: The summary of each request class.
             window: The window of the run.
-            default_model: The model of a class whose plan names none.
+            default_model: The model of classes that name no model.
         """
         classes_of_model: dict[str, list[int]] = {}
         for index, plan in enumerate(self._manifest.classes):
-            classes_of_model.setdefault(plan.model or default_model, []).append(index)
+            model = plan.model or default_model
+            classes_of_model.setdefault(model, []).append(index)
 
         if len(classes_of_model) < 2:
             return ()
@@ -522,16 +534,18 @@ class PartSummarizer:
         all_classes: Sequence[ClassSummary],
         window: Window,
     ) -> ModelSummary:
-        """Return the summary of a model, from the requests of the classes that request it.
+        """Return the summary of a model.
 
         Args:
             model: The name of the model.
-            class_indices: The indices of these classes.
+            class_indices: The indices of the request classes that use the model.
             all_classes: The summary of each class of the run.
             window: The window of the run.
         """
-        metrics = self._measure_part(self._accumulator.of_classes(class_indices), window)
+        requests = self._accumulator.of_classes(class_indices)
+        metrics = self._measure_part(requests, window)
         classes = [all_classes[index] for index in class_indices]
+
         return ModelSummary(
             model=model,
             classes=tuple(summary.name for summary in classes),
@@ -559,13 +573,11 @@ class PartSummarizer:
     ) -> StepSummary:
         """Return the summary of a step of agentic tasks, such as "plan" or "embed".
 
-        It has no goodput, because SLOs are about single requests and about whole tasks.
-
         Args:
             plan: The plan of the step.
             part: The requests of the step.
             window: The window of the run.
-            step_time: How much of the time of the tasks the step and the pauses before it took.
+            step_time: How much of the time of tasks the step took, and the pauses before the step.
         """
         metrics = self._measure_part(part, window)
         return StepSummary(
@@ -598,20 +610,17 @@ class PartSummarizer:
 
 
 def _free_columns(accumulator: MetricAccumulator) -> None:
-    """Free the memory of the columns of requests. They are read again if they are needed.
-
-    A run may have many parts, and the columns of all of them together would take much memory.
-    """
+    """Free the memory of the columns of requests, which are read again if they are needed."""
     for columns in accumulator.columns:
         columns.forget()
 
 
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
-    """Describe several targets as one: the values they have in common, and the sum of their GPUs.
+    """Describe several targets as one, by the values in common and the sum of the GPUs.
 
-    A field in which they differ gets its default value. Targets that only serve certain steps of
-    tasks are left out, unless all are such targets.
+    A field in which the targets differ gets its default value.
     """
+    # Targets for certain steps of tasks are left out, if there are also targets for all steps.
     general_targets = [target for target in targets if not target.serves]
     combined_targets = general_targets or targets
     if not combined_targets:
@@ -619,9 +628,10 @@ def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
     if len(combined_targets) == 1:
         return combined_targets[0]
 
-    fields = _common_fields(combined_targets)
     gpus = [target.gpus for target in combined_targets if target.gpus is not None]
     are_all_gpus_known = len(gpus) == len(combined_targets)
+
+    fields = _common_fields(combined_targets)
     fields["name"] = format.counted(len(combined_targets), "target")
     fields["gpus"] = sum(gpus) if are_all_gpus_known else None
     fields["simulated"] = any(target.simulated for target in combined_targets)
@@ -642,29 +652,25 @@ def _common_fields(targets: Sequence[TargetFacts]) -> dict[str, Any]:
 def _group_targets(
     targets: Sequence[TargetFacts], by: Literal["region", "node"]
 ) -> list[list[int]]:
-    """Return the indices of the targets of each region or node, in order of their first targets.
+    """Return the indices of the targets of each region or node.
 
-    Targets that name no region or node are a group too. Returns an empty list unless there are
-    several groups.
+    Targets without a region or node are one more group.
     """
     indices_by_name: dict[str, list[int]] = {}
     for index, target in enumerate(targets):
         name = target.region if by == "region" else target.node
         indices_by_name.setdefault(name, []).append(index)
-    if len(indices_by_name) < 2:
-        return []
+
     return list(indices_by_name.values())
 
 
 def summarize_rack(targets: Sequence[TargetSummary], run_rate: float | None) -> RackTokens | None:
     """Return the output tokens per second of several targets, such as the nodes of a rack.
 
-    Each target has a rate over the time in which it was used. The rate of the run is over one time
-    for all targets. Returns None for a run with a single target, which has no target summaries.
-
     Args:
-        targets: The summaries of the targets.
-        run_rate: The output tokens per second of the run, None if it is not known.
+        targets: The summary of each target, with its rate over the time in which it was used. Empty
+            for a run with a single target.
+        run_rate: The rate of all targets together over the time of the run, None if not known.
     """
     target_rates = [target.active_output_per_s or 0.0 for target in targets]
     if not target_rates:
@@ -673,6 +679,8 @@ def summarize_rack(targets: Sequence[TargetSummary], run_rate: float | None) -> 
     lowest = min(target_rates)
     highest = max(target_rates)
     median = statistics.median(target_rates)
+    spread = (highest - lowest) / median if median else 0.0
+
     return RackTokens(
         targets=len(target_rates),
         sum_of_rates_per_s=sum(target_rates),
@@ -681,5 +689,5 @@ def summarize_rack(targets: Sequence[TargetSummary], run_rate: float | None) -> 
         mean_per_s=statistics.fmean(target_rates),
         median_per_s=median,
         max_per_s=highest,
-        spread=(highest - lowest) / median if median else 0.0,
+        spread=spread,
     )
