@@ -143,16 +143,12 @@ class MeasuredRun(NamedTuple):
 
 
 def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) -> MeasuredRun:
-    """Compute all metrics of a run that follow from its accumulated records.
-
-    `core.run_summary` adds the sections of `core.analysis`, such as causes of slow requests, and
-    then calls `apply_verdict`.
+    """Compute the metrics of a run from its accumulated records.
 
     Args:
-        data: What is stored of the run beside its records.
+        data: The files of the run other than its records.
         accumulator: The records, added up for each stage, target, class and step.
-        explained: Whether to judge if the load was sustained. It takes time, and only a report
-            that a person reads needs it.
+        explained: Whether to judge if the servers kept up with the load, which takes time.
     """
     measurement = _RunMeasurement(data, accumulator)
     return MeasuredRun(
@@ -168,13 +164,13 @@ def apply_verdict(
 ) -> Summary:
     """Judge whether the measurement can be trusted, and return the summary with that verdict.
 
-    If it is not valid, the summary does not say any more whether SLOs are met.
+    If the measurement is not valid, the summary no longer says whether latency limits are met.
 
     Args:
         manifest: The manifest of the run.
         run: The result of `measure_run`.
-        summary: The summary of `run`, to which the sections of `core.analysis` have been added.
-        samples: The samples that each worker took of itself.
+        summary: The complete summary of the run.
+        samples: The CPU time and memory of each worker over time.
     """
     evidence = RunEvidence(manifest, summary, run.verdict_inputs, samples)
     judged_summary = msgspec.structs.replace(summary, verdict=validity.judge_run(evidence))
@@ -200,23 +196,20 @@ class _EventData(NamedTuple):
     def of_stages(
         cls, data: RunData, stages: Sequence[int], requests: MetricAccumulator
     ) -> _EventData:
-        """Return the events of some stages.
+        """Return the output events of some stages.
 
         Args:
-            data: What is stored of the run beside its records.
+            data: The files of the run other than its records.
             stages: The indices of the stages.
-            requests: The requests of these stages, by whose times the gaps are bounded.
+            requests: The requests of these stages.
         """
         gaps = merge_histograms(data.gaps_of_stage(stage) for stage in stages)
         errors = merge_histograms(data.event_errors_of_stage(stage) for stage in stages)
         # A run that was cut off may have no timeline of its last stages.
         timeline = [data.timeline[stage] for stage in stages if stage < len(data.timeline)]
-        return cls(
-            gaps=gaps,
-            errors=errors,
-            gap_bounds=sample_bounds.bound_gaps(requests.columns, gaps, errors),
-            timeline=timeline,
-        )
+
+        gap_bounds = sample_bounds.bound_gaps(requests.columns, gaps, errors)
+        return cls(gaps=gaps, errors=errors, gap_bounds=gap_bounds, timeline=timeline)
 
     @property
     def uncertain_share(self) -> float | None:
@@ -232,27 +225,25 @@ def _measure_run_window(
     accumulated: MeasuredAndWarmup,
     measured_stages: Sequence[int],
 ) -> Window:
-    """Return the measurement window of a run, with the other intervals that it measures rates over.
-
-    Such an interval is the steady state, in which the load is complete. The stages of a warm-up are
-    not measured, but the run lasts until their requests have ended, too.
+    """Return the intervals that rates are computed over, such as the steady state of a run.
 
     Args:
         stages: The requests of each stage.
-        accumulated: The requests of all measured stages, and those of all other stages.
+        accumulated: The total of all measured stages, and the total of all other stages.
         measured_stages: The indices of the measured stages.
     """
+    full_load = find_full_load_time(stages, measured_stages)
     return measure_window(
         accumulated.measured,
         all_stages=[accumulated.measured, accumulated.warmup],
-        full_load=find_full_load_time(stages, measured_stages),
+        full_load=full_load,
     )
 
 
 def _measure_distributions(
     requests: MetricAccumulator, events: _EventData
 ) -> dict[str, Distribution]:
-    """Return the distribution of each metric, before anything is withheld."""
+    """Return the distribution of each metric."""
     distributions = {name: requests.distribution(name) for name in sampled_metrics()}
     distributions["inter_chunk"] = events.gaps.distribution()
     distributions["event_error"] = events.errors.distribution()
@@ -263,10 +254,10 @@ class _RunMeasurement:
     """The measurement of one run: computes each section of its summary."""
 
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
-        """Compute once what several sections of the summary use.
+        """Compute the values that several sections of the summary use.
 
         Args:
-            data: What is stored of the run beside its records.
+            data: The files of the run other than its records.
             accumulator: The records, added up for each stage, target, class and step.
         """
         self._data = data
@@ -274,13 +265,13 @@ class _RunMeasurement:
         self._target = combine_targets(data.manifest.targets)
         self._run_accumulator = accumulator
 
-        # The requests. A run may have stages that are not measured, such as a warm-up.
+        # Requests. Some stages are not measured, such as a warm-up.
         self._measured_stage_indices = data.measured_stage_indices
         self.measured_and_warmup = accumulator.measured_and_warmup()
         self._measured_requests = self.measured_and_warmup.measured
         self._unrecorded_by_stage = count_unrecorded(data, accumulator.stages)
 
-        # Their output events, and the window in which they were measured.
+        # Output events, and the window in which the requests were measured.
         stages = self._measured_stage_indices
         self._events = _EventData.of_stages(data, stages, self._measured_requests)
         self._window = _measure_run_window(accumulator.stages, self.measured_and_warmup, stages)
@@ -288,7 +279,7 @@ class _RunMeasurement:
             self._measured_requests, self._events.timeline
         )
 
-        # Their latencies, and which statistics of these are withheld.
+        # Latencies, without the statistics that are too uncertain to report.
         distributions = _measure_distributions(self._measured_requests, self._events)
         self._reference_latency = ReferenceLatency.of_samples(
             distributions["ttft"], distributions["e2e"]
@@ -309,20 +300,23 @@ class _RunMeasurement:
         )
 
     def _find_timing_evidence(self, distributions: Mapping[str, Distribution]) -> TimingEvidence:
-        """Return what is known of the cause of uncertain timestamps: a busy client, or the network.
+        """Return the evidence of whether the client or the network makes timestamps uncertain.
 
-        A timestamp is uncertain if the event may have arrived earlier than the client read it. The
-        client is not the cause if its receive delay was short, which is the time from the arrival
-        of a packet at the kernel until the client read it ("client_lag" in results files).
+        The receive delay is the time from the arrival of a packet at the kernel until the client
+        read it. If it was always short, the client is not the cause.
 
         Args:
             distributions: The distribution of each metric.
         """
+        receive_delays = distributions["client_lag"]
+        event_errors = distributions["event_error"]
+
         # Without timestamps of the kernel, every receive delay is recorded as 0.
         has_kernel_timestamps = self._measured_requests.sum("kernel_timestamps") > 0
         is_read_promptly = has_kernel_timestamps and are_events_read_promptly(
-            receive_delays=distributions["client_lag"], event_errors=distributions["event_error"]
+            receive_delays=receive_delays, event_errors=event_errors
         )
+
         return TimingEvidence(
             uncertain_event_share=self._events.uncertain_share,
             is_read_promptly=is_read_promptly,
@@ -337,20 +331,16 @@ class _RunMeasurement:
         return sum(self._unrecorded_by_stage[stage] for stage in self._measured_stage_indices)
 
     def summarize(self, *, explained: bool) -> Summary:
-        """Return the summary of the run, without the sections of `core.analysis`.
-
-        The summary starts with the metrics of the measured requests. Each further step returns a
-        copy with more fields. In the end, withheld values are removed. The verdict is preliminary,
-        see `apply_verdict`.
+        """Return the summary of the run, with a preliminary verdict.
 
         Args:
-            explained: Whether to judge if the servers kept up with the load. It takes time, and
-                only a report that explains the run to a person needs it.
+            explained: Whether to judge if the servers kept up with the load, which takes time.
         """
         run_metrics = self._measure_all_stages()
         step_times = measure_step_times(self._measured_requests.columns, self._manifest)
         parts = self._part_summarizer.summarize_all(self._window, step_times, self._target.model)
 
+        # Each step returns a copy with more fields.
         summary = self._summarize_requests(run_metrics, parts)
         summary = self._add_run_conditions(summary)
         summary = self._add_summaries_of_parts(summary, parts)
@@ -360,7 +350,7 @@ class _RunMeasurement:
         return msgspec.structs.replace(summary, interactivity=compute_interactivity(summary))
 
     def _summarize_requests(self, run_metrics: PartMetrics, parts: SummaryParts) -> Summary:
-        """Return a summary with all required fields. The optional ones are filled later.
+        """Return a summary with all required fields.
 
         Args:
             run_metrics: The metrics of all measured stages together.
@@ -409,12 +399,11 @@ class _RunMeasurement:
         return summarize_tasks(self._measured_requests, cut_conversations, self._window)
 
     def _itl_distribution(self) -> Distribution | None:
-        """Return the inter-token latencies (ITL), None if they are not known.
-
-        They are the gaps between output events ("inter_chunk") if each event carries one token.
-        """
+        """Return the distribution of inter-token latencies (ITL), None if it is not known."""
         if self._statistics.itl_undefined_reason:
             return None
+
+        # Each event carries one token, so the gaps between events are gaps between tokens.
         return self._statistics.distributions["inter_chunk"]
 
     def _count_streamed(self, sum_name: str) -> int:
@@ -422,7 +411,7 @@ class _RunMeasurement:
         return self._measured_requests.sum(sum_name) if self._manifest.stream else 0
 
     def _add_run_conditions(self, summary: Summary) -> Summary:
-        """Return the summary with the conditions of the run that its manifest has."""
+        """Return the summary with the conditions of the run, such as its hardware."""
         manifest = self._manifest
         return msgspec.structs.replace(
             summary,
@@ -436,7 +425,7 @@ class _RunMeasurement:
         )
 
     def _add_summaries_of_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
-        """Return the summary with the summaries of the parts that only some runs have."""
+        """Return the summary with the summaries of regions, classes, steps and other parts."""
         return msgspec.structs.replace(
             summary,
             rack=self._summarize_rack(parts, summary.tokens.output_per_s),
@@ -448,16 +437,17 @@ class _RunMeasurement:
         )
 
     def _add_analyses(self, summary: Summary, *, explained: bool) -> Summary:
-        """Return the summary with what changed over time, and the requested percentiles.
+        """Return the summary with changes over time, and with the requested percentiles.
 
         Args:
             summary: The summary.
-            explained: Whether to judge if the load was sustained, which takes time.
+            explained: Whether to judge if the servers kept up with the load, which takes time.
         """
+        sustainable = self._judge_load() if explained else Sustainable()
         return msgspec.structs.replace(
             summary,
             drift=self._measure_drift(),
-            sustainable=self._judge_load() if explained else Sustainable(),
+            sustainable=sustainable,
             percentiles=self._requested_percentiles(),
         )
 
@@ -473,24 +463,24 @@ class _RunMeasurement:
         return tuple(self._summarize_stage(stage, run_metrics) for stage in range(stage_count))
 
     def _measure_all_stages(self) -> PartMetrics:
-        """Return the metrics of all measured stages together, which are those of the run."""
-        arrivals = [self._data.stage_plans[stage].arrival for stage in self._measured_stage_indices]
+        """Return the metrics of all measured stages together."""
+        plans = [self._data.stage_plans[stage] for stage in self._measured_stage_indices]
+        arrivals = [plan.arrival for plan in plans if plan.arrival]
+
         group = RequestGroup(
             requests=self._measured_requests,
             all_stages=self.measured_and_warmup,
             window=self._window,
             gpus=self._target.gpus,
             timeline=self._events.timeline,
-            arrival=", then ".join(arrival for arrival in arrivals if arrival),
+            arrival=", then ".join(arrivals),
         )
         return self._part_summarizer.measure_stages(
             group, gaps=self._events.gaps, unrecorded=self._unrecorded
         )
 
     def _summarize_stage(self, stage: int, run_metrics: PartMetrics) -> StageSummary:
-        """Return the summary of a stage over its own window.
-
-        A stage is a part of the run with its own load, for example a warm-up or one request rate.
+        """Return the summary of a stage, such as a warm-up or one of several request rates.
 
         Args:
             stage: The index of the stage.
@@ -540,9 +530,6 @@ class _RunMeasurement:
     def _measure_stage(self, stage: int, window: Window, run_metrics: PartMetrics) -> PartMetrics:
         """Return the metrics of a stage over its window.
 
-        If it is the only measured stage, they are the metrics of the run and are not computed
-        again. Only the token rate over the whole time differs.
-
         Args:
             stage: The index of the stage.
             window: The window of the stage.
@@ -550,7 +537,7 @@ class _RunMeasurement:
         """
         is_only_measured_stage = self._measured_stage_indices == [stage]
         if is_only_measured_stage:
-            # The whole time of a stage does not begin with the run.
+            # The metrics are those of the run, except for the rate over the whole time.
             output_per_s = whole_output_per_s(self.measured_and_warmup, window)
             tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
             return run_metrics._replace(tokens=tokens)
@@ -577,13 +564,13 @@ class _RunMeasurement:
     def _combine_goodput(
         self, metrics: PartMetrics, parts: SummaryParts, tasks: Sessions | None
     ) -> Goodput:
-        """Return the goodput of the run: under its SLO, or under the SLOs of its classes."""
+        """Return the goodput of the run: under its own SLO, or under the SLOs of its classes."""
         if self._manifest.slo is None:
             return combine_class_goodput([part.goodput for part in parts.classes])
         return include_task_outcome(metrics.goodput, tasks)
 
     def _summarize_rack(self, parts: SummaryParts, run_rate: float | None) -> RackTokens | None:
-        """Return the output rates of the targets, or None unless they are interchangeable.
+        """Return the output rates of the targets, or None if the targets serve different requests.
 
         Args:
             parts: The summaries of the targets and other parts.
@@ -594,7 +581,7 @@ class _RunMeasurement:
         return summarize_rack(parts.targets, run_rate)
 
     def _measure_drift(self) -> drift.Drift:
-        """Return how latency and output changed in the course of the steady state."""
+        """Return how latency and output changed over the steady state."""
         blocks = drift.sample_blocks(self._measured_requests.columns)
         return drift.measure_drift(blocks, self._window.steady, self.output_tokens_in)
 
@@ -614,13 +601,14 @@ class _RunMeasurement:
         )
 
     def _requested_percentiles(self) -> dict[str, dict[str, float]]:
-        """Return the percentiles that the user requested, without those that are too uncertain."""
+        """Return the percentiles that the user requested, by metric, without uncertain ones."""
         if not self._manifest.percentiles:
             return {}
 
+        is_itl_undefined = self._statistics.itl_undefined_reason != ""
         percentiles = {}
         for definition in METRICS.shown_in("latency"):
-            if definition.name == "itl" and self._statistics.itl_undefined_reason:
+            if definition.name == "itl" and is_itl_undefined:
                 continue
             percentiles[definition.field] = self._certain_percentiles(definition)
 
@@ -643,10 +631,7 @@ class _RunMeasurement:
         return BoundedSample(requests.sample(definition.name), value_bounds)
 
     def verdict_inputs(self) -> VerdictInputs:
-        """Return the numbers that decide whether the measurement can be trusted.
-
-        They are only those that the summary does not have.
-        """
+        """Return the numbers that decide if the measurement can be trusted."""
         requests = self._measured_requests
         template_tokens = self._manifest.template_tokens
         is_slo_missed = self._part_summarizer.is_slo_missed_by_server(
@@ -665,10 +650,7 @@ class _RunMeasurement:
         )
 
     def _requested_tokens(self) -> int:
-        """Return the requested output tokens that the received ones are compared with.
-
-        Return 0, for which the verdict compares nothing, if the token counts are withheld.
-        """
+        """Return the requested output tokens, 0 if token counts are not reliable."""
         if "tokens" in self._statistics.withheld_metrics:
             return 0
         return self._measured_requests.sum("requested_tokens")
@@ -684,17 +666,16 @@ class _RunMeasurement:
 
 
 def _run_facts(manifest: RunManifest) -> RunFacts:
-    """Return which run this is and how it was started, from its manifest.
-
-    A manifest that still says "running" belongs to a run that ended without writing its end.
-    """
+    """Return the name of a run, its workload, its seeds and how it was started."""
+    # A run that was cut off could not write its end to the manifest.
+    was_cut_off = manifest.state == "running"
     return RunFacts(
         id=manifest.run,
         name=manifest.name,
         workload=manifest.workload,
         started=manifest.started,
         ended=manifest.ended,
-        state="cut_off" if manifest.state == "running" else manifest.state,
+        state="cut_off" if was_cut_off else manifest.state,
         version=manifest.version,
         command=manifest.command,
         metadata=manifest.metadata,
@@ -714,29 +695,30 @@ def _run_facts(manifest: RunManifest) -> RunFacts:
 def _distribution_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
     """Return the distributions of metrics as fields of `Summary`.
 
-    Older metrics have a field of their own, such as `ttft_ms`. The others, whose definition names a
-    `block` of the summary, are together in the field `other_metrics`, by name.
+    A common metric is a field of its own, such as `ttft_ms`. Other metrics are together in the
+    field `other_metrics`.
     """
-    own_fields: dict[str, Distribution] = {}
+    fields: dict[str, Any] = {}
     other_metrics: dict[str, Distribution] = {}
     for definition in METRICS.available():
         if definition.name not in distributions:
             continue
-        distribution = distributions[definition.name]
-        if definition.block:
-            other_metrics[definition.field] = distribution
-        else:
-            own_fields[definition.field] = distribution
 
-    return {**own_fields, "other_metrics": other_metrics}
+        distribution = distributions[definition.name]
+        is_common = not definition.block
+        if is_common:
+            fields[definition.field] = distribution
+        else:
+            other_metrics[definition.field] = distribution
+
+    fields["other_metrics"] = other_metrics
+    return fields
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
-    """Return, for each stage, the number of requests that were lost and have no record.
+    """Return, for each stage, the number of requests without a record.
 
-    Requests are lost if a worker dies, for example. In a run that ended normally, each planned
-    request without a record was lost. A run that was cut off never sent its later requests, so only
-    requests that had been sent can be lost.
+    The records of a worker that dies are lost, for example.
     """
     recorded = [stage.sum("recorded") for stage in stages]
     was_cut_off = data.manifest.state == "running"  # its end was never written
@@ -756,17 +738,18 @@ def _count_unrecorded_of_cut_run(
 ) -> list[int]:
     """Return, for each stage of a run that was cut off, how many sent requests have no record.
 
-    The last sample of each worker says how many requests it had sent, without their stage. They are
-    assigned to the last stage that has records, in which the run was cut off.
+    The workers do not say in which stage they sent a request. All requests without a record are
+    taken to belong to the stage in which the run was cut off.
 
     Args:
-        samples: The samples that each worker took of itself.
+        samples: How many requests each worker had sent, at several times.
         recorded: The number of records of each stage.
         dropped: How many of the recorded requests were dropped and not sent.
     """
+    # A later sample of a worker replaces its earlier samples.
     sent_by_worker: dict[int, int] = {}
     for sample in sorted(samples, key=lambda sample: sample.t_s):
-        sent_by_worker[sample.worker] = sample.sent  # replaces the count of an earlier sample
+        sent_by_worker[sample.worker] = sample.sent
 
     # Every request that was sent or dropped should have a record.
     expected_records = sum(sent_by_worker.values()) + dropped
