@@ -82,20 +82,16 @@ def explain(
     samples: Sequence[MetricSample] = (),
     withheld_metrics: Collection[str] = (),
 ) -> Explanation:
-    """Return the causes of the slow requests among the measured records.
-
-    Slow requests are compared with fast ones if there are enough of them. With fewer requests, only
-    a queue is looked for.
+    """Return the causes of the slow requests of a run.
 
     Args:
         measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
-        withheld_metrics: Metrics that the run withholds, because their values cannot be trusted.
-            Nothing is concluded from them.
+        withheld_metrics: Metrics whose values cannot be trusted, so that they are not used.
     """
     examined = _select_examined_requests(measured_stages)
-    if examined is None:
+    if examined is None:  # too few requests to compare slow ones with fast ones
         return _explain_short_run(measured_stages, manifest, samples)
 
     send_delay_ns = _measure_send_delay(examined.requests)
@@ -105,17 +101,15 @@ def explain(
 
 
 def _select_examined_requests(measured_stages: Sequence[Columns]) -> _ExaminedRequests | None:
-    """Return the requests to examine, or None if there are fewer than MIN_REQUESTS.
-
-    A run may have millions of requests. So the columns of all of them are not kept in memory, only
-    those of the requests that are examined.
-    """
+    """Return the requests to examine, or None if there are fewer than MIN_REQUESTS."""
+    # The columns of all requests, which may be millions, do not stay in memory.
     all_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     has_ttft = all_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
         return None
 
+    # Of many requests, only every second or third one, and so on, is examined.
     stride = _choose_stride(request_count)
     order = _order_by_due_time_and_slot(all_requests, has_ttft)
     examined_requests = JoinedColumns(measured_stages, only_ok=True, order=order[::stride])
@@ -142,20 +136,21 @@ def _build_case(
     manifest: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Case:
-    """Return the case: the requests, and what is known of them, that the detectors examine.
+    """Return the requests with all that the detectors of causes need to know about them.
 
-    The detectors only look for causes at the server. So the delay with which the client sent a
-    request is subtracted from its TTFT.
+    The detectors look for causes at the server. So the delay with which the client sent a request
+    is subtracted from the TTFT of that request.
 
     Args:
         examined: The requests that are examined.
-        send_delay_ns: How late the client itself sent each of them.
+        send_delay_ns: How late the client itself sent each request.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
     """
     requests = examined.requests
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
+
     time_since_first_ns = requests["due_ns"] - requests["due_ns"][0]
     span_ns = max(int(time_since_first_ns[-1]), 1)  # not 0, because it is divided by
 
@@ -176,28 +171,28 @@ def _build_case(
 def _detect_causes(case: Case, withheld_metrics: Collection[str]) -> list[Cause]:
     """Return the causes that the detectors find, the most specific first.
 
-    Most detectors compare slow requests with fast ones. If too few requests are slow for that, only
-    the detectors that look at all requests alike are called. If TPOT is among the withheld
-    metrics, detectors that need it are not called.
+    If too few requests are slow, only the detectors that need no comparison with fast requests are
+    used. If TPOT is withheld, the detectors that need TPOT are left out.
     """
     detectors = DETECTORS if case.is_explainable else DETECTORS_OF_ALL
     if "tpot" in withheld_metrics:
         detectors = tuple(detect for detect in detectors if detect not in TPOT_DETECTORS)
+
     causes = [detect(case) for detect in detectors]
     return [cause for cause in causes if cause is not None]
 
 
 def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: Ints) -> Explanation:
-    """Return the explanation of the slow requests of a run, with the client as a further cause.
+    """Return the explanation of the slow requests of a run.
 
-    The client is the load generator itself, which may have sent requests late. Here TTFT includes
-    that delay, so other requests may be slow than those that are compared in `case`.
+    The client, which is the load generator itself, may be a further cause if it sent requests late.
 
     Args:
         case: The requests.
-        server_causes: The causes that the detectors found. They do not examine the client.
+        server_causes: The causes at the server.
         send_delay_ns: How late the client sent each request.
     """
+    # Here TTFT includes the delay of the client.
     ttft_ns = case.requests.measure("ttft")
     speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
@@ -219,7 +214,7 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
 def _compose_explanation(
     causes: Sequence[Cause], slow_count: int, subject: str = ""
 ) -> Explanation:
-    """Return the explanation of slow requests by these causes, see `_compose_text`."""
+    """Return the causes of slow requests, with a paragraph that explains them."""
     text = _compose_text(causes, subject)
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
@@ -227,12 +222,14 @@ def _compose_explanation(
 def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> Cause | None:
     """Return the client as a cause if its send delay explains most of the excess TTFT, else None.
 
-    The excess is by how much the mean TTFT of the slow requests is above that of the fast ones.
+    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones.
     """
     if not speed.is_comparable:
         return None
 
-    share = speed.excess_of_slow(send_delay_ns) / speed.excess_of_slow(ttft_ns)
+    excess_delay_ns = speed.excess_of_slow(send_delay_ns)
+    excess_ttft_ns = speed.excess_of_slow(ttft_ns)
+    share = excess_delay_ns / excess_ttft_ns
     if share < MOST_OF_EXCESS:
         return None
 
@@ -241,28 +238,33 @@ def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> 
 
 
 def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> list[Cause]:
-    """Return the client as a possible cause if its send delay is a notable part of the mean TTFT.
+    """Return the client as a possible cause, or an empty list if its send delay is short.
 
-    That is from MIN_CLIENT_SHARE on. Returns an empty list if the part is smaller.
+    A delay is short if its share of the mean TTFT is below MIN_CLIENT_SHARE.
     """
     share = float(send_delay_ns.mean() / ttft_ns.mean())
     if share < MIN_CLIENT_SHARE:
         return []
+
     evidence = f"the client sent requests late, which explains {share:.0%} of the mean TTFT"
     return [client_cause(share, evidence, "possible")]
 
 
 def _subject_of_evidence(cause: Cause, case: Case) -> str:
-    """Return how many requests were slow, as the beginning of the sentence about a cause.
+    """Return the beginning of the sentence about a cause, which says how many requests were slow.
 
-    Returns "" if the evidence of the cause is about all requests, and not about the slow ones.
+    A cause that concerns all requests has no such beginning: "".
     """
     is_about_slow = case.is_explainable and cause.code not in _CODES_ABOUT_ALL
-    return _describe_slow(int(case.is_slow.sum()), len(case.is_slow)) if is_about_slow else ""
+    if not is_about_slow:
+        return ""
+
+    slow_count = int(case.is_slow.sum())
+    return _describe_slow(slow_count, len(case.is_slow))
 
 
 def _describe_slow(slow_count: int, request_count: int) -> str:
-    """Return how many requests were slow, as the beginning of a sentence about them.
+    """Return how many requests were slow, as the beginning of a sentence.
 
     An example is "120 of 5,000 requests exceeded 3x the TTFT of fast requests: ".
     """
@@ -273,18 +275,20 @@ def _describe_slow(slow_count: int, request_count: int) -> str:
 
 
 def _compose_text(causes: Sequence[Cause], subject: str = "") -> str:
-    """Return the paragraph that explains slow requests: the first cause, and then the further ones.
+    """Return the paragraph that explains slow requests, "" without any cause.
 
     Args:
-        causes: The causes. Without any, the paragraph is "".
-        subject: What the evidence of the first cause is about, "" if it says so itself.
+        causes: The causes, the main one first.
+        subject: The beginning of the sentence about the main cause, or "".
     """
     if not causes:
         return ""
-    first, *further_causes = causes
-    text = f"{first.sure.capitalize()}: {subject}{first.evidence}."
+
+    main_cause, *further_causes = causes
+    text = f"{main_cause.sure.capitalize()}: {subject}{main_cause.evidence}."
     if further_causes:
-        text += f" Also: {'; '.join(cause.evidence for cause in further_causes)}."
+        further_evidence = "; ".join(cause.evidence for cause in further_causes)
+        text += f" Also: {further_evidence}."
     return text
 
 
@@ -293,8 +297,7 @@ def _explain_short_run(
 ) -> Explanation:
     """Return the explanation of a run with too few requests to compare slow ones with fast ones.
 
-    The only cause that is looked for is a queue at the server, since that needs fewer requests. The
-    explanation says that other causes are not examined.
+    Only a queue at the server is examined as a cause, because it shows in few requests.
     """
     ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     order = queue_evidence.order_by_due_time(ok_requests)
@@ -312,7 +315,7 @@ def _explain_short_run(
 
 
 def _compose_short_explanation(queue: Cause | None, request_count: int) -> Explanation:
-    """Return the explanation of a run with few requests, by a queue or without any cause."""
+    """Return the explanation of a run with few requests: a queue, or no cause."""
     reason = (
         f"{request_count:,} requests are too few to compare slow requests with fast "
         f"ones ({MIN_REQUESTS} needed)"
@@ -333,11 +336,11 @@ def _find_queue(
     manifest: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Cause | None:
-    """Return a queue at the server as the cause, if it explains most of a missed TTFT objective.
+    """Return a queue at the server as the cause of a missed TTFT limit, or None.
 
     Args:
         requests: The requests with a TTFT, ordered by scheduled time.
-        send_delay_ns: How late the client sent each of them.
+        send_delay_ns: How late the client sent each request.
         manifest: The manifest of the run, with its SLO.
         samples: The samples of the servers' metrics pages.
     """
@@ -345,6 +348,7 @@ def _find_queue(
     limit_ns = queue_evidence.missed_ttft_limit(ttft_ns, manifest.slo)
     if limit_ns is None:
         return None
+
     missed = queue_evidence.MissedTtft(requests, ttft_ns, send_delay_ns, limit_ns, samples)
     return queue_evidence.find_queue_cause(missed)
 
@@ -352,18 +356,17 @@ def _find_queue(
 def _measure_send_delay(requests: JoinedColumns) -> Ints:
     """Return how late the client itself sent each request, in ns.
 
-    The delay is the sum of two times:
-
-    - From when the request could be sent until it was sent. A request that needs a new connection
-      could be sent when the connection was open, so the wait for it is not part of this time.
-    - The part of that wait in which the client itself was stopped, see `_measure_stop`.
+    The wait for a new connection is not the delay of the client, unless the client was stopped
+    during that wait.
 
     Args:
         requests: The requests, ordered by scheduled time.
     """
+    # A request could be sent when it was due, or when its new connection was open.
     could_send_ns = earliest_send_ns(requests)
     connect_wait_ns = could_send_ns - requests["due_ns"]
     stopped_ns = _measure_stop(requests, connect_wait_ns)
+
     delay_ns: Ints = requests["sent_ns"] - could_send_ns + stopped_ns
     return delay_ns
 
@@ -371,17 +374,17 @@ def _measure_send_delay(requests: JoinedColumns) -> Ints:
 def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """Return how long the client was stopped while each request waited for a new connection, in ns.
 
-    The operating system can stop the client. It then also sends late on connections that are open,
-    which shows until when it was stopped. For example:
+    The operating system may stop the client. Requests on open connections, which need not wait,
+    show how long:
 
     - Request A is due at 1 s on an open connection, and sent at 5 s. So the client was stopped
       until 5 s.
-    - Request B is due at 2 s, and waits for a new connection until 6 s. In this wait, the client
-      was stopped from 2 s to 5 s. The result for B is 3 s.
+    - Request B is due at 2 s, and waits for a new connection until 6 s. The result for B is 3 s,
+      from 2 s to 5 s.
 
     Args:
         requests: The requests, ordered by scheduled time.
-        connect_wait_ns: How long each of them waited for its connection, 0 on an open one.
+        connect_wait_ns: How long each request waited for a connection, 0 on an open one.
     """
     has_open_connection = requests["reused"] > 0
     sent_on_open_connection_ns = np.where(has_open_connection, requests["sent_ns"], 0)
@@ -396,15 +399,13 @@ def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
 def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     """Return which requests are slow and which are fast.
 
-    The FAST_QUANTILE of TTFT, its p20, is taken as the TTFT of a request without any delay. A
-    request is slow if its TTFT is more than SLOW_FACTOR times as long. It is fast if its TTFT is at
-    most the median, and it is not slow.
+    A request without delay is taken to have the p20 of TTFT. A request is slow if its TTFT is more
+    than SLOW_FACTOR times as long. All other requests up to the median are fast.
 
     Args:
         ttft_ns: The TTFT of each request.
-        send_delay_ns: How late the client sent each request, if `ttft_ns` excludes that. Requests
-            sent later than a fast response takes are then neither slow nor fast, because their
-            TTFT does not show what the server does under the scheduled load.
+        send_delay_ns: How late the client sent each request. Requests that were sent very late are
+            neither slow nor fast.
     """
     undelayed_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
     is_slow = ttft_ns > SLOW_FACTOR * undelayed_ttft_ns
@@ -416,10 +417,8 @@ def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
         is_fast &= is_sent_on_time
 
     slow_count = int(is_slow.sum())
-    has_fast = bool(is_fast.any())
-    return _Speed(
-        is_slow, is_fast, is_comparable=has_enough_slow(slow_count, len(ttft_ns)) and has_fast
-    )
+    is_comparable = has_enough_slow(slow_count, len(ttft_ns)) and bool(is_fast.any())
+    return _Speed(is_slow, is_fast, is_comparable)
 
 
 def _choose_stride(request_count: int) -> int:
@@ -428,18 +427,12 @@ def _choose_stride(request_count: int) -> int:
 
 
 def examined_count(request_count: int) -> int:
-    """Return how many of the ok requests with a TTFT are examined.
-
-    `Explanation.slow` is a number of these.
-    """
+    """Return how many of `request_count` requests are examined for causes."""
     return math.ceil(request_count / _choose_stride(request_count))
 
 
 def has_enough_slow(slow_count: int, request_count: int) -> bool:
-    """Return True if at least 1 % of the examined requests, and MIN_SLOW_REQUESTS, are slow.
-
-    Fewer slow requests are not compared with fast ones.
-    """
+    """Return True if at least 1 % of the requests are slow, and at least MIN_SLOW_REQUESTS."""
     return slow_count >= max(MIN_SLOW_REQUESTS, request_count // 100)
 
 
@@ -448,10 +441,9 @@ def _explain_excess_by_parts(
 ) -> dict[str, float]:
     """Return which fraction of the excess TTFT each part of TTFT explains.
 
-    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. Suppose that
-    it is 500 ms, and that slow requests queue 350 ms longer than fast ones on average. Then the
-    part "queue" explains 350 / 500 = 0.7. The fractions of all parts add up to 1. The result is
-    empty if too few requests are slow.
+    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. If it is
+    500 ms, and slow requests queue 350 ms longer on average, the part "queue" explains
+    350 / 500 = 0.7. The result is empty if too few requests are slow.
 
     Args:
         requests: The requests.
@@ -470,12 +462,12 @@ def _explain_excess_by_parts(
 
 
 def _divide_ttft(requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints) -> dict[str, Ints]:
-    """Return the parts of the TTFT of each request, by name. They add up to `ttft_ns`.
+    """Return the parts of the TTFT of each request, by name. The parts add up to `ttft_ns`.
 
-    The parts are the time to connect, those durations at the server that it reports for all
-    requests, and the rest.
+    The part of a server duration is missing unless the server reports it for all requests.
     """
-    parts_ns = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
+    send_time_ns = requests["sent_ns"] - requests["due_ns"]
+    parts_ns = {"connect": send_time_ns - send_delay_ns}
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]
         is_reported = duration_ns >= 0

@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 
 def jain_index(values: Sequence[float]) -> float | None:
-    """Return Jain's index of values that are not negative: (sum x)^2 / (n * sum x^2).
+    """Return Jain's fairness index of values: (sum x)^2 / (n * sum x^2).
 
-    It is 1 if all values are equal and 1/n if all but one are 0. Returns None if all are 0, or
-    there are none.
+    The index is 1 if all values are equal, 1/n if all values but one are 0, and None if all values
+    are 0.
     """
     sum_of_squares = sum(value * value for value in values)
     if not sum_of_squares:
         return None
+
     return sum(values) ** 2 / (len(values) * sum_of_squares)
 
 
 def group_by_tenant(tenant_of_class: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
     """Return the names of the classes of each tenant, or an empty dictionary for a single tenant.
 
-    A class without a tenant is treated as a tenant with the name of the class.
+    A class without a tenant is a tenant by itself.
 
     Args:
-        tenant_of_class: The tenant of each class, None for a class without one.
+        tenant_of_class: The tenant of each class, or None.
     """
     classes_by_tenant: dict[str, list[str]] = {}
     for class_name, tenant in tenant_of_class.items():
@@ -49,11 +50,8 @@ def group_by_tenant(tenant_of_class: Mapping[str, str | None]) -> dict[str, tupl
 def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
     """Return how equally the tenants of a run were served, or None for a single tenant.
 
-    The measure is Jain's fairness index of the fractions of their requests that succeeded, and of
-    those that met the SLO.
-
-    Args:
-        classes: The summaries of the request classes, each of which belongs to a tenant.
+    One measure is Jain's fairness index of the fractions of requests that succeeded, and another
+    one that of the fractions that met the SLO.
     """
     class_by_name = {request_class.name: request_class for request_class in classes}
     tenant_of_class = {request_class.name: request_class.tenant for request_class in classes}
@@ -68,37 +66,37 @@ def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
     ok_shares = _known_values([tenant.ok_share for tenant in tenants])
     good_shares = _known_values([tenant.good_share for tenant in tenants])
 
+    # Fractions that met the SLO are only known if all tenants have one.
+    shares_to_compare = good_shares or ok_shares
     return Fairness(
         tenants=tenants,
         ok_index=None if ok_shares is None else jain_index(ok_shares),
         good_index=None if good_shares is None else jain_index(good_shares),
-        # Without an SLO of all tenants, the one with the most failures was served worst.
-        worst=_worst_tenant(tenants, good_shares or ok_shares),
+        worst=_worst_tenant(tenants, shares_to_compare),
     )
 
 
 def _known_values(values: Sequence[float | None]) -> list[float] | None:
-    """Return the values, or None if at least one of them is None, which means not known."""
+    """Return the values, or None if a value is None, which means not known."""
     known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else None
+    are_all_known = len(known) == len(values)
+    return known if are_all_known else None
 
 
 def _worst_tenant(tenants: Sequence[TenantShare], shares: Sequence[float] | None) -> str:
     """Return the name of the tenant with the smallest share, or "" if all are equal or unknown."""
     if shares is None or len(set(shares)) == 1:
         return ""
-    return tenants[shares.index(min(shares))].name
+
+    worst_index = shares.index(min(shares))
+    return tenants[worst_index].name
 
 
 def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare:
-    """Return what a tenant received, added up over its request classes.
-
-    Args:
-        name: The name of the tenant.
-        classes: The summaries of its classes.
-    """
+    """Return what a tenant received, added up over the request classes of the tenant."""
     decided = sum(request_class.requests.decided for request_class in classes)
     ok = sum(request_class.requests.ok for request_class in classes)
+
     return TenantShare(
         name=name,
         classes=tuple(request_class.name for request_class in classes),
@@ -110,19 +108,17 @@ def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare
 
 
 def _good_share(classes: Sequence[ClassSummary]) -> float | None:
-    """Return the share of the requests of some classes that meet their SLO.
-
-    It is None if a class has no SLO, or if the SLOs count none of the requests.
-    """
+    """Return the share of the requests of all classes that meet their SLO, None if not known."""
     good_counts = _known_values([request_class.goodput.good for request_class in classes])
     counted = sum(request_class.goodput.counted or 0 for request_class in classes)
     if good_counts is None or not counted:
         return None
+
     return sum(good_counts) / counted
 
 
 def _total_output_per_s(classes: Sequence[ClassSummary]) -> float | None:
-    """Return the output tokens per second of some classes, or None if one is not known."""
+    """Return the output tokens per second of all classes together, or None if not known."""
     rates_per_s = _known_values([_output_per_s(request_class) for request_class in classes])
     return None if rates_per_s is None else sum(rates_per_s)
 

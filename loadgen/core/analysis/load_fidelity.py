@@ -52,7 +52,7 @@ def check_load(
     inputs: VerdictInputs,
     measured_stages: Sequence[Columns],
 ) -> tuple[StimulusCheck, ...]:
-    """Return the checks of whether the load was as requested, none if nothing was sent.
+    """Return the checks that the load was as requested, or none if nothing was sent.
 
     Args:
         manifest: The manifest of the run, with the requested load.
@@ -76,10 +76,7 @@ def check_load(
 def _check_arrival_process(
     manifest: RunManifest, measured_stages: Sequence[Columns]
 ) -> Iterator[StimulusCheck]:
-    """Check that the gaps between Poisson arrivals are exponentially distributed.
-
-    Yields nothing if there are too few gaps, or none of a Poisson stage.
-    """
+    """Check that the gaps between Poisson arrivals are exponentially distributed."""
     gaps = join_arrays([_scaled_gaps(columns, manifest) for columns in measured_stages])
     if len(gaps) < MIN_GAPS:
         return
@@ -92,19 +89,21 @@ def _check_arrival_process(
 
 
 def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
-    """Return the gaps between sends in Poisson stages, divided by the mean gap of their rate.
+    """Return the gaps between sends in Poisson stages, as multiples of the requested mean gap.
 
-    These gaps have a mean of 1 if the load is as requested, whatever the rates of the stages are.
-    Only first turns of conversations count, because later turns wait for a response.
+    Later turns of conversations are left out, because they wait for a response.
     """
     gaps_of_stages = []
     for index, stage in enumerate(manifest.stages):
-        if not stage.rate or not stage.arrival.startswith("poisson"):
+        is_poisson = stage.arrival.startswith("poisson")
+        if not stage.rate or not is_poisson:
             continue
+
         was_sent = columns.is_known("sent_ns")
         is_first_turn = (columns["stage"] == index) & (columns["turn"] == 0)
-        sent_ns = columns["sent_ns"][as_selection(is_first_turn & was_sent)]
-        gaps_of_stages.append(np.diff(np.sort(sent_ns)) * stage.rate / 1e9)
+        selected = as_selection(is_first_turn & was_sent)
+        sent_ns = np.sort(columns["sent_ns"][selected])
+        gaps_of_stages.append(np.diff(sent_ns) * stage.rate / 1e9)
 
     return join_arrays(gaps_of_stages)
 
@@ -112,14 +111,13 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
 def _kolmogorov_p_value(distance: float, count: int) -> float:
     """Return the p-value of a Kolmogorov-Smirnov test, from the distance of `count` values.
 
-    It is 2 * (exp(-2 x^2) - exp(-2 (2x)^2) + exp(-2 (3x)^2) - ...), the asymptotic distribution.
-    For few values, x is corrected by the approximation of Stephens (1970). Both formulas are in
-    Numerical Recipes, section 14.3.
+    The p-value is 2 * (exp(-2 x^2) - exp(-2 (2x)^2) + exp(-2 (3x)^2) - ...), with the correction of
+    Stephens (1970) for few values (Numerical Recipes, section 14.3).
     """
     root = math.sqrt(count)
-    x = (root + 0.12 + 0.11 / root) * distance  # the constants of Stephens
+    x = (root + 0.12 + 0.11 / root) * distance  # the correction of Stephens
     if x < KS_SERIES_START:
-        return 1.0
+        return 1.0  # the sum would converge slowly to this value
 
     series_sum = 0.0
     sign = 1
@@ -140,20 +138,21 @@ def _exponential_cdf(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check_gap_variation(summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the coefficient of variation of the gaps between sends, against the planned one.
+    """Check that the gaps between sends vary as planned.
 
-    It is 1 for Poisson arrivals and 0 for evenly spaced ones.
+    Their coefficient of variation is 1 for Poisson arrivals and 0 for evenly spaced ones.
     """
     planned_cv = summary.load.gap_variation_planned
     measured_cv = summary.load.gap_variation
     if planned_cv is None or measured_cv is None:
         return
 
+    difference = abs(measured_cv - planned_cv)
     yield StimulusCheck(
         code="spacing",
         requested=planned_cv,
         delivered=measured_cv,
-        ok=abs(measured_cv - planned_cv) <= GAP_VARIATION,
+        ok=difference <= GAP_VARIATION,
         n=_count_sent(summary),
     )
 
@@ -164,14 +163,13 @@ def _count_sent(summary: Summary) -> int:
 
 
 def _check_concurrency_or_rate(manifest: RunManifest, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the load of a run with a single measured stage.
+    """Check the concurrency of a closed loop, or else the request rate.
 
-    In a closed loop, where each virtual user sends its next request after a response, the load is
-    the concurrency. Otherwise it is the request rate. Conversations are not checked, because their
-    later turns wait for responses.
+    Only runs with a single measured stage, and without conversations, are checked.
     """
     measured_stages = [stage for stage in manifest.stages if stage.measured]
-    if len(measured_stages) != 1 or summary.sessions is not None:
+    has_conversations = summary.sessions is not None
+    if len(measured_stages) != 1 or has_conversations:
         return
 
     stage = measured_stages[0]
@@ -182,10 +180,7 @@ def _check_concurrency_or_rate(manifest: RunManifest, summary: Summary) -> Itera
 
 
 def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check that all virtual users of a closed-loop stage had a request in flight at some time.
-
-    Yields nothing if the number of virtual users or of requests in flight is not known.
-    """
+    """Check that as many requests as virtual users were in flight at the same time."""
     in_flight_max = summary.load.in_flight_max
     if not stage.concurrency or in_flight_max is None:
         return
@@ -200,16 +195,10 @@ def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusC
 
 
 def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the rate of requests against that of the stage.
+    """Check that the rate of requests is about the requested rate of the stage.
 
-    If arrivals are random, so is the rate. The relative standard error of the rate of n arrivals is
-    cv / sqrt(n), where cv is the coefficient of variation of the gaps between them (1 for Poisson
-    arrivals). The tolerance is SIGMAS standard errors: 0.33 for 100 Poisson arrivals. It is at
-    least RATE_TOLERANCE.
-
-    Args:
-        stage: The plan of the stage.
-        summary: The summary of the run.
+    The relative standard error of the rate of n random arrivals is cv / sqrt(n), where cv is the
+    coefficient of variation of the gaps between arrivals. It is 0.1 for 100 Poisson arrivals.
     """
     achieved_rps = summary.load.achieved_rps
     sent = _count_sent(summary)
@@ -236,9 +225,7 @@ def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
 def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
     """Check the request class whose share of the starts differs most from the requested share.
 
-    A start is a single request, a conversation or a task. The class of each is drawn at random, so
-    the number of starts of a class may differ by SIGMAS standard deviations of the binomial
-    distribution. One more start is allowed, because a number of starts is an integer.
+    A start is a single request, a conversation or a task, whose class is drawn at random.
     """
     starts = sum(request_class.starts for request_class in summary.classes)
     if not starts:
@@ -248,8 +235,11 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
         return abs(request_class.starts / starts - request_class.share)
 
     worst = max(summary.classes, key=difference)
+
+    # One more start than the binomial distribution allows is accepted, as starts are whole numbers.
     standard_deviation = math.sqrt(worst.share * (1 - worst.share) / starts)
     tolerance = SIGMAS * standard_deviation + 1 / starts
+
     yield StimulusCheck(
         code="classes",
         requested=worst.share,
@@ -262,18 +252,20 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
 def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
     """Check that responses have as many output tokens as requested.
 
-    The check fails if too many tokens are missing in total, or if too many responses have another
-    length than requested. Yields nothing if no length was requested.
+    The check fails if too many tokens are missing in total, or if too many responses have a wrong
+    length.
     """
     requested = float(inputs.requested_tokens)
     received = float(inputs.received_tokens)
     if not requested:
         return
 
-    mismatch_share = summary.tokens.length_mismatch_share  # None if lengths are not known
     max_missing_share = SHORTENED
     has_enough_tokens = received >= requested * (1 - max_missing_share)
+
+    mismatch_share = summary.tokens.length_mismatch_share  # None if lengths are not known
     have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
+
     yield StimulusCheck(
         code="outputs",
         requested=requested,
@@ -284,10 +276,7 @@ def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
 
 
 def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
-    """Check that the server counts about as many prompt tokens as the client does.
-
-    Yields nothing if the server does not report its counts.
-    """
+    """Check that the server counts about as many prompt tokens as the client does."""
     relative_difference = inputs.prompt_count_difference
     if relative_difference is None:
         return
@@ -306,10 +295,9 @@ def _check_cache(
 ) -> Iterator[StimulusCheck]:
     """Check the share of the prompt tokens that the servers had in their caches.
 
-    - If the workload requests a share, it is compared with the one that the servers report.
-    - If prompts share prefixes, no particular share is expected. So the share is only listed, with
-      an undecided check (`ok` is None).
-    - Otherwise all prompts are new: none may repeat, and the share must be about 0.
+    - A workload that requests a share must have about this share.
+    - If prompts share prefixes, any share is possible, so the check is undecided (`ok` is None).
+    - Otherwise no prompt may repeat, and the share must be about 0.
     """
     ok_count = summary.requests.ok
     cached_share = summary.tokens.cached_share  # None if the servers do not report it

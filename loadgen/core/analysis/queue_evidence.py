@@ -65,7 +65,7 @@ class MissedTtft(NamedTuple):
 
 
 def missed_ttft_limit(ttft_ns: NDArray[np.int64], slo: Slo | None) -> int | None:
-    """Return the tightest TTFT limit of the SLO that too many requests exceed, in ns, or None.
+    """Return the lowest TTFT limit of the SLO that too many requests exceed, in ns, or None.
 
     A term such as "p99 <= 500 ms" is missed if more than 1 % of the requests exceed 500 ms.
     """
@@ -74,21 +74,24 @@ def missed_ttft_limit(ttft_ns: NDArray[np.int64], slo: Slo | None) -> int | None
 
     missed_limits_ns = []
     for term in slo.terms:
-        if term.metric == "ttft":
-            share_over_limit = float((ttft_ns > term.limit_ns).mean())
-            if share_over_limit > 1 - term.quantile:
-                missed_limits_ns.append(term.limit_ns)
+        if term.metric != "ttft":
+            continue
+
+        share_over_limit = float((ttft_ns > term.limit_ns).mean())
+        allowed_share = 1 - term.quantile
+        if share_over_limit > allowed_share:
+            missed_limits_ns.append(term.limit_ns)
 
     return min(missed_limits_ns, default=None)
 
 
 def find_queue_cause(missed: MissedTtft) -> Cause | None:
-    """Return a queue at the server as the cause of a missed TTFT, with the evidence, or None.
+    """Return a queue at the server as the cause of a missed TTFT limit, or None.
 
-    The evidence is the first of three that shows a queue: the server's own timing of each request,
-    the metrics pages of the servers, and a TTFT that grew. There is no such cause if most of the
-    TTFT passed before the client sent the requests.
+    The evidence is, in this order, the server's timing of each request, the metrics pages of the
+    servers, or a TTFT that grew.
     """
+    # The client is the cause if it sent the slow requests late.
     exceeds_limit = missed.exceeds_limit
     mean_ttft_ns = float(missed.ttft_ns[exceeds_limit].mean())
     mean_send_delay_ns = float(missed.send_delay_ns[exceeds_limit].mean())
@@ -103,14 +106,11 @@ def find_queue_cause(missed: MissedTtft) -> Cause | None:
 
 
 def _queue_by_server_timing(missed: MissedTtft, mean_ttft_ns: float) -> Cause | None:
-    """Return the queue as a cause if the server reports that requests waited in it.
-
-    Only the requests that exceed the TTFT limit are examined, and all of them must have a reported
-    time in the queue.
+    """Return the queue as a cause if the server reports that requests waited in a queue.
 
     Args:
         missed: The requests.
-        mean_ttft_ns: The mean TTFT of those that exceed the limit.
+        mean_ttft_ns: The mean TTFT of the requests that exceed the limit.
     """
     queue_ns = missed.requests["server_queue_ns"][missed.exceeds_limit]
     is_reported = queue_ns >= 0
@@ -135,28 +135,31 @@ def _queue_by_metrics_page(missed: MissedTtft) -> Cause | None:
     mean_ttft_ns = float(missed.ttft_ns.mean())
     if wait is None or wait.wait_ns < MOST_OF_TTFT * mean_ttft_ns:
         return None
+
     text = f"{wait.text}, of a mean TTFT of {_format_ms(mean_ttft_ns)}"
     return _queue_cause(wait.wait_ns / mean_ttft_ns, text)
 
 
 def _counted_wait(missed: MissedTtft) -> _QueueWait | None:
-    """Return the mean time in the queue that the metrics pages count, or None if none does."""
+    """Return the mean time in the queue that the metrics pages count, or None if not counted."""
     wait_ns = mean_queue_time_ns(missed.samples)
     if wait_ns is None:
         return None
+
     duration = _format_ms(wait_ns)
     text = f"requests waited {duration} in the queue according to the metrics page"
     return _QueueWait(wait_ns, text)
 
 
 def _wait_by_littles_law(missed: MissedTtft) -> _QueueWait | None:
-    """Return the mean time in the queue that follows from the number of waiting requests, or None.
+    """Return the mean time in the queue by Little's law, or None if nothing is known.
 
-    By Little's law, the mean wait is the mean number of waiting requests divided by the rate of
-    requests, here from the first scheduled request to the last first token.
+    Little's law: the mean wait is the mean number of waiting requests, divided by the rate of
+    requests.
     """
-    due_ns = missed.requests["due_ns"]
-    span_s = float(missed.requests["first_token_ns"].max() - due_ns[0]) / 1e9
+    start_ns = missed.requests["due_ns"][0]
+    end_ns = missed.requests["first_token_ns"].max()
+    span_s = float(end_ns - start_ns) / 1e9
     mean_waiting = _mean_waiting_requests(missed.samples, span_s)
     if mean_waiting is None:
         return None
@@ -174,9 +177,8 @@ def _wait_by_littles_law(missed: MissedTtft) -> _QueueWait | None:
 def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
     """Return the mean time in the queue that the servers counted during the run, or None.
 
-    A Prometheus histogram such as `vllm:request_queue_time_seconds` has a counter of the sum of all
-    times, `..._sum`, and one of their number, `..._count`. The mean of the run is the growth of the
-    sums of all servers divided by the growth of the numbers.
+    A Prometheus histogram, such as `vllm:request_queue_time_seconds`, has a counter of the sum of
+    all times (`_sum`) and a counter of the number of times (`_count`).
     """
     growth_of_sums_s = _growth_of_counters(samples, f"{QUEUE_TIME}_sum")
     growth_of_counts = _growth_of_counters(samples, f"{QUEUE_TIME}_count")
@@ -186,18 +188,20 @@ def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
 
 
 def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float:
-    """Return by how much the counters with this end of the name grew, added over all servers.
+    """Return the total growth of all counters whose names have an end such as `_sum`.
 
-    Each page may have the counter several times, with different labels. The growth of one counter
-    is its last value minus its first one.
+    The growth of a counter is its last value minus its first value.
     """
+    # A page may have a counter several times, with different labels.
     first_values: dict[_CounterKey, float] = {}
     last_values: dict[_CounterKey, float] = {}
     for sample in sorted(samples, key=lambda sample: sample.t_s):
-        if sample.name.endswith(name_end):
-            key = _CounterKey(sample.page, sample.labels)
-            first_values.setdefault(key, sample.value)
-            last_values[key] = sample.value
+        if not sample.name.endswith(name_end):
+            continue
+
+        key = _CounterKey(sample.page, sample.labels)
+        first_values.setdefault(key, sample.value)
+        last_values[key] = sample.value
 
     return sum(last_values[key] - first_values[key] for key in first_values)
 
@@ -207,8 +211,7 @@ def _mean_waiting_requests(samples: Sequence[MetricSample], end_s: float) -> flo
 
     Args:
         samples: The samples of the servers' metrics pages.
-        end_s: The end of the load, in seconds since the start of the run. Samples after it are left
-            out.
+        end_s: The end of the load, in seconds since the start of the run.
     """
     waiting = series.compute_curves(samples).get(series.WAITING)
     if waiting is None or end_s <= 0:
@@ -226,14 +229,11 @@ def _mean_waiting_requests(samples: Sequence[MetricSample], end_s: float) -> flo
 
 
 def _queue_by_ttft_growth(missed: MissedTtft) -> Cause | None:
-    """Return a queue as a possible cause if the median TTFT grew during the load, else None.
-
-    A queue that grows delays each request more than the one before it. Requests that are all due at
-    the same instant have no order in which TTFT could grow.
-    """
+    """Return a queue as a possible cause if the median TTFT grew during the load, else None."""
     due_ns = missed.requests["due_ns"]
-    if due_ns[0] == due_ns[-1]:
-        return None
+    are_due_at_once = due_ns[0] == due_ns[-1]
+    if are_due_at_once:
+        return None  # there is no time in which TTFT could grow
 
     third = len(missed.ttft_ns) // 3
     first_median_ns = float(np.median(missed.ttft_ns[:third]))
@@ -247,7 +247,7 @@ def _queue_by_ttft_growth(missed: MissedTtft) -> Cause | None:
         f"{_format_ms(last_median_ns)} (last third)"
     )
 
-    # How much of TTFT was waiting is not known. It is taken to be all of it.
+    # How much of TTFT was waiting is not known, so all of it counts.
     return _queue_cause(1.0, text, sure="possible")
 
 

@@ -89,9 +89,8 @@ def measure_recoveries(
 ) -> tuple[Recovery, ...]:
     """Return how long the run took to meet its SLO again after each event, in order of time.
 
-    Events are spikes of the load and changes of the number of replicas or targets. Each is examined
-    until the next spike or loss. The result is empty if the run has no SLO, or if its SLO has no
-    limit for single requests.
+    Events are ends of load spikes, and changes of the number of replicas or targets. The result is
+    empty without an SLO for single requests.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -110,6 +109,7 @@ def measure_recoveries(
         *_find_capacity_changes(measured_stages, manifest, samples),
     ]
     events.sort(key=lambda event: event.at_ns)
+
     return tuple(
         _measure_recovery(measured_stages, slo, _end_at_next_disturbance(event, events))
         for event in events
@@ -124,27 +124,28 @@ def _end_at_next_disturbance(
     later_disturbances_ns = [
         time_ns for time_ns in disturbances_ns if time_ns is not None and time_ns > event.at_ns
     ]
-    return event._replace(end_ns=min([event.end_ns, *later_disturbances_ns]))
+    end_ns = min([event.end_ns, *later_disturbances_ns])
+    return event._replace(end_ns=end_ns)
 
 
 def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_ExaminedEvent]:
-    """Yield the end of each spike of the load as an event.
+    """Yield an event for each time at which the load drops from one stage to the next.
 
-    A spike is a stage with a higher load than the next one. Its recovery is examined until the end
-    of that next stage.
+    The stage before the drop is called a spike.
     """
-    for index in find_stages_after_spikes(stages):
-        spike = stages[index - 1]
-        next_stage = stages[index]
+    for index_after_spike in find_stages_after_spikes(stages):
+        spike = stages[index_after_spike - 1]
+        stage_after = stages[index_after_spike]
+        drop = Recovery(
+            load_before=spike.arrival,
+            load_after=stage_after.arrival,
+            at_s=stage_after.start_ns / 1e9,
+        )
         yield _ExaminedEvent(
-            Recovery(
-                load_before=spike.arrival,
-                load_after=next_stage.arrival,
-                at_s=next_stage.start_ns / 1e9,
-            ),
+            drop,
             before_ns=spike.start_ns,
-            at_ns=next_stage.start_ns,
-            end_ns=_stage_end_ns(stages, index),
+            at_ns=stage_after.start_ns,
+            end_ns=_stage_end_ns(stages, index_after_spike),
         )
 
 
@@ -155,14 +156,14 @@ def _stage_end_ns(stages: Sequence[StagePlan], index: int) -> int:
 
 
 def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
-    """Yield the index of each measured stage that has a lower load than the one before it.
+    """Yield the index of each stage that has a lower load than the stage before.
 
-    The load of a closed-loop stage is its concurrency, and that of any other stage its rate. A
-    closed-loop stage is not compared with another one.
+    Only measured stages with the same kind of load, concurrency or rate, are compared.
     """
     for index, (before, after) in enumerate(pairwise(stages), start=1):
         are_both_measured = before.measured and after.measured
-        if not are_both_measured or before.closed != after.closed:
+        have_same_kind = before.closed == after.closed
+        if not are_both_measured or not have_same_kind:
             continue
 
         load_before = _load_of_stage(before)
@@ -179,10 +180,7 @@ def _load_of_stage(stage: StagePlan) -> float | None:
 def _find_capacity_changes(
     measured_stages: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Iterator[_ExaminedEvent]:
-    """Yield each change of the number of replicas, or each lost target, during the measured load.
-
-    Targets that stopped responding are only used if no metrics page shows a change. Otherwise the
-    same loss would count twice.
+    """Yield each change of the number of replicas, or each lost target, during the load.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -196,6 +194,7 @@ def _find_capacity_changes(
     first_due_ns = min(int(due_ns.min()) for due_ns in due_ns_of_stages)
     last_due_ns = max(int(due_ns.max()) for due_ns in due_ns_of_stages)
 
+    # A lost target also changes the number of replicas, and must not count twice.
     changes = list(_changes_of_replica_count(samples))
     if not changes:
         changes = list(_lost_targets(manifest))
@@ -213,17 +212,19 @@ def _find_capacity_changes(
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
     """Yield each change of the number of replicas that the servers' metrics pages show.
 
-    An example is a loss from "3 replicas" to "2 replicas". The result says what changed and when,
-    and not yet how long the SLO was missed.
+    An example is a loss from "3 replicas" to "2 replicas".
     """
-    for (_, count_before), (at_s, count_after) in pairwise(series.count_replicas(samples)):
-        if count_before != count_after:
-            yield Recovery(
-                event="loss" if count_after < count_before else "scale_up",
-                load_before=format.counted(round(count_before), "replica"),
-                load_after=format.counted(round(count_after), "replica"),
-                at_s=_round_to_ns(at_s),
-            )
+    counts_over_time = series.count_replicas(samples)
+    for (_, count_before), (at_s, count_after) in pairwise(counts_over_time):
+        if count_before == count_after:
+            continue
+
+        yield Recovery(
+            event="loss" if count_after < count_before else "scale_up",
+            load_before=format.counted(round(count_before), "replica"),
+            load_after=format.counted(round(count_after), "replica"),
+            at_s=_round_to_ns(at_s),
+        )
 
 
 def _round_to_ns(seconds: float) -> float:
@@ -234,8 +235,7 @@ def _round_to_ns(seconds: float) -> float:
 def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
     """Yield the loss of each target that stopped responding, from the warnings of the run.
 
-    The result says which target was lost and when, and not yet how long the SLO was missed. Reports
-    print it as a change from the name of the target, such as "gpu1", to "gone".
+    Reports print a loss as a change from the name of the target, such as "gpu1", to "gone".
     """
     for warning in manifest.warning_codes.values():
         if warning.code != "target_gone":
@@ -268,6 +268,7 @@ def _measure_recovery(
     before = _group_requests(measured_stages, event.before_ns, event.at_ns, slo)
     is_slo_missed = _was_missed_before(before, event) or not after.is_met.all()
     observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
+
     return msgspec.structs.replace(
         event.recovery,
         observed_s=observed_s,
@@ -278,26 +279,22 @@ def _measure_recovery(
 
 
 def _was_missed_before(groups: _Groups, event: _ExaminedEvent) -> bool:
-    """Return True if the SLO was missed before an event, False if nothing is known about that.
+    """Return True if groups of requests show that the SLO was missed before an event.
 
-    Before the end of a spike, each group during the spike counts. Before a change of the replicas,
-    only the last group counts, because it shows the state right before the change.
-
-    Args:
-        groups: The groups of requests before the event, which may be none.
-        event: The event.
+    During a spike, each group counts. Before a change of the replicas, only the last group counts,
+    because it shows the state right before the change.
     """
     if event.recovery.event == "spike":
         return not groups.is_met.all()
+
     has_groups = len(groups.is_met) > 0
     return has_groups and not groups.is_met[-1]
 
 
 def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
-    """Return the time in seconds from an event until the last group that misses the SLO is over.
+    """Return the time in seconds from an event until all groups of requests meet the SLO again.
 
-    That is when the first request of the next group is due. The result is 0 if no group misses the
-    SLO, and None if the last group does, because the SLO is then not met again.
+    The result is None if the last group misses the SLO.
 
     Args:
         after: The groups of requests after the event.
@@ -320,8 +317,7 @@ def _group_requests(
 ) -> _Groups:
     """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
-    Only requests that the SLO counts are grouped, in the order of their scheduled times. A group
-    meets the SLO if it meets each objective.
+    Requests that the SLO does not count are left out. The others are grouped by scheduled time.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -335,6 +331,7 @@ def _group_requests(
     due_ns = join_selected((columns["due_ns"] for columns in measured_stages), is_grouped_by_stage)
     time_order = np.argsort(due_ns, kind="stable")
 
+    # A group meets the SLO if it meets each objective.
     is_met = np.ones(len(due_ns) // GROUP_SIZE, bool)
     for objective in _objectives(slo):
         is_good_by_stage = (
@@ -347,11 +344,12 @@ def _group_requests(
 
 
 def _groups_with_share(is_good: NDArray[np.bool_], min_share: float) -> NDArray[np.bool_]:
-    """Return which groups of requests have at least a share of good ones.
+    """Return in which groups of requests at least a share of the requests is good.
 
-    For a share of 0.9, such as for a p90, up to 2 of the 20 requests of a group may be bad.
+    For a share of 0.9, up to 2 of the 20 requests of a group may be bad.
     """
-    bad_counts = _sum_by_group(np.logical_not(is_good))
+    is_bad = np.logical_not(is_good)
+    bad_counts = _sum_by_group(is_bad)
     request_counts = _sum_by_group(np.ones(len(is_good), np.int64))
     max_bad_counts = request_counts * (1 - min_share) + ROUNDING
     has_share: NDArray[np.bool_] = bad_counts <= max_bad_counts
@@ -369,13 +367,13 @@ def _is_counted_within(columns: Columns, start_ns: int, end_ns: int, slo: Slo) -
 def _sum_by_group(values: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the sum of each GROUP_SIZE values. The last group also has the remaining values.
 
-    With 47 values, the first group has 20 and the last one 27. Fewer than GROUP_SIZE values form no
-    group.
+    With 47 values, the first group has 20 values and the last one 27.
     """
     group_count = len(values) // GROUP_SIZE
     grouped_length = group_count * GROUP_SIZE
     groups = values[:grouped_length].reshape(group_count, GROUP_SIZE)
     sums: NDArray[np.int64] = groups.sum(axis=1, dtype=np.int64)
+
     if group_count:
         sums[-1] += values[grouped_length:].sum(dtype=np.int64)
     return sums
@@ -391,8 +389,8 @@ class _Objective(NamedTuple):
 def _objectives(slo: Slo) -> Iterator[_Objective]:
     """Yield the objectives of an SLO, each of which a group of requests must meet.
 
-    A term such as "p99 of TTFT <= 500 ms" wants 99 % of the requests within 500 ms. A goodput share
-    wants that share of the requests within the limits of all terms.
+    A term such as "p99 of TTFT <= 500 ms" needs 99 % of the requests within 500 ms. A goodput share
+    is the share of the requests that must be within the limits of all terms.
     """
     for term in slo.terms:
         yield _Objective(Slo(terms=(term,)), term.quantile)

@@ -62,10 +62,10 @@ class _ServerSpeculation(NamedTuple):
 def summarize_speculation(
     measured_stages: Sequence[Columns], samples: Sequence[MetricSample]
 ) -> Speculation | None:
-    """Return what is known about speculative decoding, or None if nothing was drafted.
+    """Return what is known about speculative decoding, or None if nothing is known.
 
-    In each step, the model accepts some of the tokens that were drafted for it. Responses may
-    report these tokens for their request, and the metrics pages of the servers for all requests.
+    In each step, the model accepts some of the tokens that a smaller model drafts. Responses may
+    report these tokens, and so may the metrics pages of the servers.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -81,12 +81,13 @@ def summarize_speculation(
     tokens = _count_tokens(measured_stages)
     if tokens.requests:
         return _add_reported_tokens(by_server, tokens)
+
     is_anything_known = by_server != Speculation()
     return by_server if is_anything_known else None
 
 
 def _add_reported_tokens(speculation: Speculation, tokens: _TokenCounts) -> Speculation:
-    """Return the summary with what the responses report. At least one of them reports tokens.
+    """Return a summary of speculative decoding with the tokens that responses report added.
 
     The mean accepted length (`length`) is the number of output tokens per step of the model.
     """
@@ -115,18 +116,16 @@ def _count_tokens(measured_stages: Sequence[Columns]) -> _TokenCounts:
 def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
     """Count the drafted and accepted tokens of a stage, and the steps of the model.
 
-    A step yields the accepted tokens of a draft and one token of the model. So a request has one
-    step for each output token that was not accepted from a draft: 60 output tokens, 35 of them
-    accepted, came in 25 steps.
-
-    A request with no more output tokens than accepted ones has contradictory counts. Its output
-    tokens and steps are not counted.
+    A step yields the accepted tokens of a draft, and one more token. So 60 output tokens, 35 of
+    which were accepted from drafts, took 25 steps.
     """
     drafted_tokens = columns["draft_tokens"]
     accepted_tokens = columns["accepted_tokens"]
     output_tokens = columns["output_tokens"]
 
     is_reported = columns.is_ok & (drafted_tokens > 0) & (accepted_tokens >= 0)
+
+    # Without an output token of the model itself, the reported counts contradict each other.
     has_steps = is_reported & (output_tokens > accepted_tokens)
     output_of_steps = _sum_selected(output_tokens, has_steps)
     accepted_of_steps = _sum_selected(accepted_tokens, has_steps)
@@ -146,19 +145,15 @@ def _sum_selected(token_counts: NDArray[np.int64], is_selected: NDArray[np.bool_
 
 
 def _read_metrics_pages(samples: Sequence[MetricSample]) -> _ServerSpeculation:
-    """Return what the servers' metrics pages show about speculative decoding during the run.
-
-    Counters of tokens are preferred, because they cover all steps. Some servers only have gauges of
-    their latest steps, whose mean is used.
-    """
+    """Return what the servers' metrics pages show about speculative decoding during the run."""
+    # Counters cover all steps, and gauges only the latest ones.
     return _read_token_counters(samples) or _read_gauges(samples)
 
 
 def _read_token_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None:
-    """Return what the servers' counters of tokens show, or None if they have no such counters.
+    """Return what the servers' counters of tokens show, or None without such counters.
 
-    The servers count drafted and accepted tokens. Some also count the drafts, of which there is one
-    in each step of the model.
+    Some servers also count the drafts. Each step of the model has one draft.
     """
     drafts = series.measure_growth(samples, series.DRAFTS)
     drafted_tokens = series.measure_growth(samples, series.DRAFTED)
@@ -170,9 +165,10 @@ def _read_token_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation 
     if not drafts:
         return _ServerSpeculation(acceptance)
 
-    # Each step yields the accepted tokens of its draft and one token of the model's own.
+    # Each step yields the accepted tokens of a draft, and one more token.
     tokens_per_step = 1 + accepted_tokens / drafts
-    return _ServerSpeculation(acceptance, tokens_per_step, _acceptance_by_position(samples, drafts))
+    by_position = _acceptance_by_position(samples, drafts)
+    return _ServerSpeculation(acceptance, tokens_per_step, by_position)
 
 
 def _read_gauges(samples: Sequence[MetricSample]) -> _ServerSpeculation:
@@ -185,13 +181,11 @@ def _read_gauges(samples: Sequence[MetricSample]) -> _ServerSpeculation:
 
 
 def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
-    """Return the mean of the positive values of a gauge since the start of the run, or None.
-
-    A gauge is 0 while nothing is decoded, which says nothing about acceptance.
-    """
+    """Return the mean of the positive values of a gauge since the start of the run, or None."""
     if curve is None:
         return None
 
+    # A gauge is 0 while nothing is decoded.
     values = [
         value
         for time_s, value in zip(curve.t_s, curve.values, strict=True)
@@ -203,9 +197,8 @@ def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
 def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> tuple[float, ...]:
     """Return the fraction of drafts whose token was accepted, by position in the draft.
 
-    Servers count accepted tokens with the label `position`, from 0. If 80 of 100 drafts had their
-    first token accepted, and 50 also their second one, the result is (0.8, 0.5). It is empty if a
-    position is missing.
+    If the first token of 80 of 100 drafts was accepted, and the second token of 50 drafts, the
+    result is (0.8, 0.5). The result is empty if a position is missing.
 
     Args:
         samples: The samples of the servers' metrics pages.
@@ -227,10 +220,7 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
     """Return the samples of each counter of accepted tokens, by the position in the draft.
 
-    The counter of position 0 counts how often the first token of a draft was accepted.
-
-    A metrics page is read again and again. Each read ends with the sample `series.UP`, by which
-    `series.measure_growth` recognises it. So these samples are added to those of every counter.
+    Each read of a metrics page ends with the sample `series.UP`, which is added to each group.
     """
     positions = [_draft_position(sample) for sample in samples]
     groups: dict[int, list[MetricSample]] = {
@@ -242,13 +232,14 @@ def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[Metric
         elif sample.name == series.UP:
             for group in groups.values():
                 group.append(sample)
+
     return groups
 
 
 def _draft_position(sample: MetricSample) -> int | None:
     """Return the position in the draft that a counter of accepted tokens counts, or None.
 
-    It is in the labels, for example `engine="0",position="2"`. Other series have none.
+    The labels have the position, for example `engine="0",position="2"`.
     """
     if series.QUANTITY_OF.get(sample.name) != series.ACCEPTED_AT:
         return None

@@ -118,10 +118,9 @@ def estimate_log_percentile_error(
 ) -> float:
     """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
-    The fraction of values above the percentile is a mean, so its standard error follows from blocks
-    of time (batch means). If it is 0.002 for a p99, the true p99 is about between the measured
-    p98.8 and p99.2: one standard error below and above it. Half of the distance between the
-    logarithms of these two is returned.
+    The fraction of values above the percentile has a standard error, by the method of batch means.
+    If that error is 0.002, the true p99 is about between the measured p98.8 and p99.2. Half of the
+    distance between their logarithms is returned.
 
     Args:
         values: The values in order of time, all above 0.
@@ -147,14 +146,11 @@ def count_blocks_above(
 ) -> int:
     """Return in how many blocks of time of a run at least one value is above a percentile.
 
-    The fewer blocks have such values, the less is known of the error of the percentile. For
-    example, all values above a p99 may come from a single long queue, in 3 of 20 blocks. The error
-    then has the degrees of freedom of 3 blocks, and not of 20.
+    For example, all values above a p99 may come from a single long queue, in 3 of 20 blocks.
 
     Args:
-        values: The values in order of time. Those at the start that do not fill a block are left
-            out.
-        sorted_values: The same values in ascending order, to look the percentile up.
+        values: The values in order of time.
+        sorted_values: The same values in ascending order.
         fraction: The percentile as a fraction, such as 0.99.
     """
     percentile = sorted_values[quantile_index(len(values), fraction)]
@@ -162,7 +158,7 @@ def count_blocks_above(
 
     block_count = max(BLOCK_COUNTS)
     block_size = len(values) // block_count
-    left_out = len(values) - block_count * block_size
+    left_out = len(values) - block_count * block_size  # at the start, too few for a block
     one_row_per_block = is_above[left_out:].reshape(block_count, block_size)
 
     has_value_above = one_row_per_block.any(axis=1)
@@ -172,29 +168,33 @@ def count_blocks_above(
 def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
     """Return the mean of values in order of time, with its standard error by batch means.
 
-    The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest estimate is
-    returned. Returns None if there are too few values for an error.
+    The result is None if there are too few values for an error.
     """
+    # The largest error of all numbers of blocks is used.
     candidates = [intervals.batch_means(values, batches=count) for count in BLOCK_COUNTS]
     widest = max(candidates, key=lambda interval: interval.half_width)
     if not math.isfinite(widest.half_width):
         return None
-    return ScaledEstimate(float(values.mean()), widest.standard_error, widest.count - 1)
+
+    return ScaledEstimate(
+        value=float(values.mean()),
+        error=widest.standard_error,
+        degrees_of_freedom=widest.count - 1,
+    )
 
 
 def build_indicators(
     columns: Columns, is_good: NDArray[np.bool_], slo: Slo | None = None
 ) -> NDArray[np.float64]:
-    """Return 1 for each good request and 0 for each other one, ordered by scheduled time.
+    """Return 1 for each good request and 0 for each bad one, ordered by scheduled time.
 
-    The mean of these indicators is the fraction of good requests. So the error of the fraction can
-    be estimated like that of any mean, from blocks of time. Requests that the SLO does not count,
-    such as cancelled ones, are left out.
+    The mean of these indicators is the fraction of good requests. Requests that the SLO does not
+    count, such as cancelled ones, are left out.
 
     Args:
         columns: The requests.
-        is_good: Which of them are good.
-        slo: The SLO that they are judged by, or None.
+        is_good: Which requests are good.
+        slo: The SLO, or None.
     """
     is_counted = outcomes.is_counted(columns, slo)
     return sort_by_due_time(columns, is_good, is_counted).astype(np.float64)
@@ -205,24 +205,22 @@ def estimate_fraction(
 ) -> ScaledEstimate | None:
     """Return a fraction of requests with its standard error, or None for too few requests.
 
-    The error follows from the differences between blocks of time. If no request of the sample
-    fails, all blocks are equal and would show an error of 0. But a larger sample could have
-    failures. So the error is at least that of Agresti and Coull, which is above 0.
-
     Args:
-        indicators_of_runs: For each run, 1 for each good request and 0 for each other one
-            (`build_indicators`).
-        value: The fraction of good requests, as the summary has it.
+        indicators_of_runs: For each run, 1 for each good request and 0 for each bad one.
+        value: The fraction of good requests in the summary.
     """
     indicators = np.concatenate(indicators_of_runs)
     if len(indicators) < MIN_SAMPLES:
         return None
 
+    # Without a failed request, all blocks are equal. That does not mean that the error is 0.
     min_error = agresti_coull_error(good_count=float(indicators.sum()), count=len(indicators))
     by_blocks = estimate_mean(indicators)
     if by_blocks is None:
         return ScaledEstimate(value, min_error, _FEWEST_DEGREES_OF_FREEDOM)
-    return ScaledEstimate(value, max(min_error, by_blocks.error), by_blocks.degrees_of_freedom)
+
+    error = max(min_error, by_blocks.error)
+    return ScaledEstimate(value, error, by_blocks.degrees_of_freedom)
 
 
 def agresti_coull_error(good_count: float, count: int) -> float:
@@ -242,11 +240,12 @@ def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> Scal
 
     Args:
         rates_of_intervals: The rates in equal intervals of time, in order of time.
-        value: The rate in the summary, whose logarithm becomes the value of the estimate.
+        value: The rate in the summary.
     """
     mean = estimate_mean(np.array(rates_of_intervals))
     if mean is None or mean.value <= 0:
         return None
+
     relative_error = mean.error / mean.value
     return ScaledEstimate(math.log(value), relative_error, mean.degrees_of_freedom)
 
@@ -265,13 +264,10 @@ def metric_intervals(
     slo: Slo | None,
     tokens_in: Callable[[Span], float | None],
 ) -> dict[str, Interval]:
-    """Return the confidence intervals of the metrics of a run, by the path of each metric.
+    """Return the confidence intervals of the metrics of a run, by names such as `ttft_ms.p99`.
 
-    A path names a field of the summary, such as `ttft_ms.p99`. The intervals follow from the
-    differences between blocks of time. The result is empty in each of these cases:
-
-    - There are fewer than MIN_SAMPLES ok requests, four for each block.
-    - A block would be shorter than the median response time, so that blocks are not independent.
+    The intervals follow from the differences between blocks of time. The result is empty for runs
+    with too few requests or too short a time.
 
     Args:
         stages: The measured records, by stage.
@@ -307,15 +303,13 @@ def _are_blocks_too_short(summary: Summary) -> bool:
 def _percentile_intervals(
     stages: Sequence[Columns], summary: Summary
 ) -> Iterator[tuple[str, Interval]]:
-    """Yield the path and the interval of each percentile, such as "ttft_ms.p99" with its interval.
-
-    A percentile is left out if there are too few requests to measure it.
-    """
+    """Yield each percentile of the run, such as "ttft_ms.p99", with its confidence interval."""
     time_orders = [np.argsort(columns["due_ns"], kind="stable") for columns in stages]
     for metric in METRICS.available():
         percentiles_ms = _percentiles_in_summary(metric, summary)
         if not percentiles_ms:
             continue
+
         values_ns = _sample_values(stages, time_orders, metric.name).astype(np.float64)
         for percentile, interval in _intervals_of_percentiles(values_ns, percentiles_ms):
             yield f"{metric.path}.{percentile}", interval
@@ -326,8 +320,7 @@ def _intervals_of_percentiles(
 ) -> Iterator[tuple[str, Interval]]:
     """Yield the name and the interval of each percentile that has enough values.
 
-    Intervals are computed from logarithms, because errors of latencies are relative: 10 % more is
-    as likely as 10 % less.
+    Intervals are computed from logarithms, because errors of latencies are relative.
 
     Args:
         values_ns: The values in order of time.
@@ -335,6 +328,7 @@ def _intervals_of_percentiles(
     """
     positive_values_ns = np.maximum(values_ns, 1.0)  # 0 has no logarithm
     sorted_values_ns = np.sort(positive_values_ns)
+
     for name, percentile_ms in percentiles_ms.items():
         needed_values = max(MIN_SAMPLES, NEEDED_SAMPLES[name])
         if len(values_ns) < needed_values:
@@ -354,11 +348,6 @@ def _estimate_log_percentile(
 ) -> ScaledEstimate:
     """Return the logarithm of a percentile with its standard error, by blocks of time.
 
-    The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest one counts.
-    Its degrees of freedom are the smallest number of blocks less 1, as for any variance of block
-    means. Only blocks with a value above the percentile tell something about it, so fewer blocks
-    count if only few have such a value.
-
     Args:
         values: The values in order of time, all above 0.
         sorted_values: The same values in ascending order.
@@ -370,8 +359,11 @@ def _estimate_log_percentile(
         estimate_log_percentile_error(values, sorted_values, fraction, block_count)
         for block_count in BLOCK_COUNTS
     ]
+
+    # Only blocks with a value above the percentile show its error.
     blocks_above = count_blocks_above(values, sorted_values, fraction)
     fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
+
     return ScaledEstimate(
         value=math.log(percentile_ms),
         error=max(errors),
@@ -380,11 +372,10 @@ def _estimate_log_percentile(
 
 
 def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[str, float]:
-    """Return those percentiles of a metric in ms, by name, that have a confidence interval.
+    """Return the percentiles of a metric in ms, such as {"p50": 120.0, "p99": 480.0}.
 
-    An example is {"p50": 120.0, "p99": 480.0}. Percentiles that are not known or 0 are left out,
-    since they have no logarithm. The result is empty for a metric without a value per request, such
-    as the gaps between output events.
+    Percentiles without a logarithm are left out. The result is empty for a metric without a value
+    per request.
     """
     has_value_per_request = metric.values is not None
     distribution = _distribution_in_summary(metric, summary)
@@ -396,17 +387,17 @@ def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[
         value_ms = getattr(distribution, name)
         if value_ms is not None and value_ms > 0:
             percentiles_ms[name] = value_ms
+
     return percentiles_ms
 
 
 def _distribution_in_summary(metric: MetricDefinition, summary: Summary) -> Distribution | None:
     """Return the distribution of a metric in a summary, or None if the summary does not have it.
 
-    Common metrics, such as TTFT, have a field of their own. The definition of any other metric has
-    a `block`, and its distribution is in the field `other_metrics`.
+    Common metrics, such as TTFT, have their own field. Other metrics have a `block`.
     """
-    has_field_of_its_own = not metric.block
-    if has_field_of_its_own:
+    is_common_metric = not metric.block
+    if is_common_metric:
         return getattr(summary, metric.field, None)
     return summary.other_metrics.get(metric.field)
 
@@ -415,8 +406,6 @@ def _sample_values(
     stages: Sequence[Columns], time_orders: Sequence[NDArray[np.int64]], metric: str
 ) -> NDArray[np.int64]:
     """Return at most MAX_SAMPLES values of a metric of successful requests, in order of time.
-
-    If there are more, every second, third or k-th value is returned, counted across stages.
 
     Args:
         stages: The measured records, by stage.
@@ -427,9 +416,11 @@ def _sample_values(
     for columns, time_order in zip(stages, time_orders, strict=True):
         values = columns.measure(metric)
         has_value = columns.is_ok & (values != UNDEFINED)
-        indexes_in_order = time_order[has_value[time_order]]
+        has_value_in_order = has_value[time_order]
+        indexes_in_order = time_order[has_value_in_order]
         values_of_stages.append(values[indexes_in_order])
 
+    # Of more values, every second or third one is returned, and so on.
     all_values = np.concatenate(values_of_stages)
     stride = max(math.ceil(len(all_values) / MAX_SAMPLES), 1)
     return all_values[::stride]
@@ -440,10 +431,8 @@ def _token_rate_interval(
 ) -> Interval | None:
     """Return the interval of the output tokens per second in the steady state, None if not known.
 
-    It follows from the rates in RATE_INTERVALS equal parts of the steady state.
-
     Args:
-        summary: The summary of the run, with the rate and the steady state.
+        summary: The summary of the run.
         tokens_in: Returns the output tokens that arrived within a span, or None if not known.
     """
     tokens_per_s = summary.tokens.steady_output_per_s
@@ -451,6 +440,7 @@ def _token_rate_interval(
     if not tokens_per_s or not steady.duration_s:
         return None
 
+    # The interval follows from the rates in equal parts of the steady state.
     part_s = steady.duration_s / RATE_INTERVALS
     rates_of_parts = []
     for part in divide_steady_state(steady):
@@ -466,10 +456,7 @@ def _token_rate_interval(
 def _goodput_interval(
     stages: Sequence[Columns], summary: Summary, slo: Slo | None
 ) -> Interval | None:
-    """Return the interval of the fraction of requests that meet the SLO.
-
-    Returns None without an SLO, if the summary has no such fraction, or for too few requests.
-    """
+    """Return the interval of the fraction of requests that meet the SLO, None if not known."""
     good_fraction = summary.goodput.share
     if slo is None or good_fraction is None:
         return None
@@ -482,5 +469,5 @@ def _goodput_interval(
 
 
 def _clamp_fraction(value: float) -> float:
-    """Return the nearest number from 0 to 1, because Student's interval can reach beyond them."""
+    """Return the nearest number from 0 to 1."""
     return min(max(value, 0.0), 1.0)
