@@ -61,13 +61,10 @@ class Amounts:
     ) -> float:
         """Return the amount that came after `start_s` and up to `end_s`; 0 if either is None.
 
-        An amount that came exactly at `start_s` belongs to the interval that ends there, so that
-        neighbouring intervals count it once.
-
         Args:
             start_s: The start of the interval, in seconds since the start of the run.
             end_s: The end of the interval.
-            includes_start: Whether what came exactly at `start_s` counts as well.
+            includes_start: Whether an amount that came exactly at `start_s` counts as well.
         """
         if start_s is None or end_s is None:
             return 0.0
@@ -77,6 +74,7 @@ class Amounts:
 
         # Times are whole nanoseconds: "after start_ns - 1" is the same as "from start_ns on".
         after_ns = start_ns - 1 if includes_start else start_ns
+
         total = 0.0
         for part in self._parts:
             if part.are_at_instants:
@@ -95,16 +93,14 @@ class Amounts:
 
 
 def _sum_at_instants(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
-    """Return the sum of the amounts that came after `after_ns` and up to `until_ns`.
-
-    Each of these amounts came at one instant. They are processed in slices, which takes little
-    memory.
-    """
+    """Return the sum of the amounts that came at instants after `after_ns` and up to `until_ns`."""
     total = 0
     for rows in block_slices(len(part.end_ns)):
         instant_ns = part.end_ns[rows]
         is_inside = (instant_ns > after_ns) & (instant_ns <= until_ns)
-        total += int(part.amounts[rows][is_inside].sum(dtype=np.int64))
+        amounts_inside = part.amounts[rows][is_inside]
+        total += int(amounts_inside.sum(dtype=np.int64))
+
     return float(total)
 
 
@@ -112,8 +108,7 @@ def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
     """Return how much of all amounts came after `after_ns` and up to `until_ns`.
 
     Each amount came evenly from its start to its end: if 10 tokens came from second 0 to second 4,
-    the interval from 1 s to 3 s has 5 of them. The amounts are processed in blocks, which takes
-    little memory.
+    5 tokens came from 1 s to 3 s.
     """
     amounts_inside = np.empty(len(part.end_ns))
     for block in block_slices(len(part.end_ns)):
@@ -128,14 +123,14 @@ def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
 def _fractions_inside(
     start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], after_ns: int, until_ns: int
 ) -> NDArray[np.float64]:
-    """Return which fraction of each span of time is after `after_ns` and up to `until_ns`.
-
-    A span without a length, whose start is its end, is either inside (1) or not (0).
-    """
+    """Return which fraction of each span of time is after `after_ns` and up to `until_ns`."""
     duration_ns = end_ns - start_ns
-    overlap_ns = np.minimum(end_ns, until_ns) - np.maximum(start_ns, after_ns)
-    positive_overlap_ns = np.maximum(overlap_ns, 0)
-    overlap_fraction = positive_overlap_ns / np.maximum(duration_ns, 1)  # no division by 0
+    overlap_start_ns = np.maximum(start_ns, after_ns)
+    overlap_end_ns = np.minimum(end_ns, until_ns)
+    overlap_ns = np.maximum(overlap_end_ns - overlap_start_ns, 0)
+    overlap_fraction = overlap_ns / np.maximum(duration_ns, 1)  # no division by 0
+
+    # A span without a duration is either inside (1) or not (0).
     is_end_inside = (end_ns > after_ns) & (end_ns <= until_ns)
     return np.where(duration_ns > 0, overlap_fraction, is_end_inside)
 
@@ -163,9 +158,6 @@ class TimeCurve:
     ) -> None:
         """Add amounts, each of which came evenly from its start to its end.
 
-        An amount that came within less than INSTANT_S counts as if it had all come at its end. Its
-        rate would be so high that its rounding errors would be larger than other amounts.
-
         Args:
             start_ns: The start of each amount. A time before the run, which is negative, becomes 0.
             end_ns: The end of each amount. An end before the start becomes the start.
@@ -177,6 +169,8 @@ class TimeCurve:
         start_s = np.maximum(start_ns, 0) / 1e9
         end_s = np.maximum(end_ns / 1e9, start_s)
         self._extend_to(float(end_s.max()))
+
+        # Rates over very short times would be so high that their rounding errors would matter.
         is_instant = end_s - start_s < INSTANT_S
         self._add_at_instants(end_s[is_instant], amounts[is_instant])
         self._add_over_time(start_s[~is_instant], end_s[~is_instant], amounts[~is_instant])
@@ -217,6 +211,7 @@ class TimeCurve:
         """Return the amount that came in an interval, ends included; 0 if an end is None."""
         if start_s is None or end_s is None:
             return 0.0
+
         edges_s = np.arange(BINS + 1, dtype=np.float64) * self.bin_s
         amounts_until_edges = self._amounts_until_edges(edges_s)
         until_start, until_end = np.interp([start_s, end_s], edges_s, amounts_until_edges)
@@ -225,9 +220,8 @@ class TimeCurve:
     def _amounts_until_edges(self, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the amount that came from the start of the run up to each edge of the bins.
 
-        A rate that rises by `change` at time `start` adds change * (edge - start) up to an edge.
-        All changes before the edge together add edge * (sum of the changes) - (sum of their
-        moments), where a moment is change * start.
+        A rate that changes at time `start` adds change * (edge - start) up to an edge. The sum over
+        all changes is edge * (sum of the changes) - (sum of change * start).
 
         For example, 6 tokens from second 1 to second 3 change the rate by 3 at 1 s and by -3 at
         3 s. Up to 2 s, only the first change counts: 2 * 3 - 3 * 1 = 3 tokens.

@@ -47,7 +47,8 @@ _NO_VALUE = 2**63 - 1
 def bucket_numbers(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bucket of each value.
 
-    It is 0 for values <= 0, else 1 + floor(log(value) / log(BUCKET_RATIO)), at most BUCKETS - 1.
+    The bucket of a positive value is 1 + floor(log(value) / log(BUCKET_RATIO)), at most
+    BUCKETS - 1. The bucket of all other values is 0.
     """
     logarithms = np.log2(np.maximum(values_ns, 1)) * _BUCKETS_PER_LOG2
     numbers = np.minimum(logarithms.astype(np.int64) + 1, BUCKETS - 1)
@@ -73,7 +74,7 @@ class Histogram:
     def add(
         self, values_ns: NDArray[np.int64], repetitions: NDArray[np.int64] | None = None
     ) -> None:
-        """Count values, each of them once or as often as `repetitions` has at the same index."""
+        """Count each value once, or as often as `repetitions` says."""
         if repetitions is not None:
             is_counted = repetitions > 0
             values_ns = values_ns[is_counted]
@@ -84,8 +85,9 @@ class Histogram:
 
         self.smallest_ns = min(self.smallest_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
-        sum_ns = values_ns.sum() if repetitions is None else (values_ns * repetitions).sum()
-        self.total_ns += int(sum_ns)
+        all_values_ns = values_ns if repetitions is None else values_ns * repetitions
+        self.total_ns += int(all_values_ns.sum())
+
         counts = np.bincount(bucket_numbers(values_ns), weights=repetitions).astype(np.int64)
         self.counts[: len(counts)] += counts
 
@@ -113,10 +115,8 @@ class Histogram:
         return self.nth(quantile_index(self.count, p))
 
     def nth(self, index: int) -> float:
-        """Return the value at an index of the ordered sample, as the middle of its bucket.
-
-        That bucket is the first one up to which there are more than `index` values.
-        """
+        """Return the value at an index of the ordered sample, as the middle of its bucket."""
+        # The bucket of the value is the first one up to which there are more than `index` values.
         counts_up_to_bucket = np.cumsum(self.counts)
         bucket = int(np.searchsorted(counts_up_to_bucket, index, side="right"))
         return self.bucket_middle(bucket)
@@ -124,18 +124,16 @@ class Histogram:
     def bucket_middle(self, bucket: int) -> float:
         """Return the value in ns that stands for all values of a bucket.
 
-        It is the harmonic mean of the edges of the bucket, 2 / (1 / lower + 1 / upper): its
-        distance to either edge is the same fraction of that edge, so the largest relative error is
-        as small as it can be. For example, 120 is 20 % from both edges of a bucket from 100 to 150.
-
-        It is never below the smallest value that was counted or above the largest one. Bucket 0
-        holds the values up to 0. Its middle is 0, or the largest value if all values are negative.
+        This value is the harmonic mean of the edges of the bucket, 2 / (1 / lower + 1 / upper),
+        which makes the largest relative error as small as possible. For example, 120 is 20 % from
+        both edges of a bucket from 100 to 150.
         """
-        if bucket == 0:
+        if bucket == 0:  # for the values up to 0
             return float(min(0, self.largest_ns))
 
+        # The upper edge is lower_edge * BUCKET_RATIO.
         lower_edge = BUCKET_RATIO ** (bucket - 1)
-        harmonic_mean = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)  # upper = lower * ratio
+        harmonic_mean = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)
         return float(min(max(harmonic_mean, self.smallest_ns), self.largest_ns))
 
     def bucket_middles(self, buckets: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -147,11 +145,7 @@ class Histogram:
         return np.where(buckets == 0, middle_of_bucket_0, middles)
 
     def count_over(self, limit_ns: int) -> int:
-        """Return the number of values over a limit.
-
-        Values in the bucket of the limit count as not over it, so a value up to MAX_RELATIVE_ERROR
-        above the middle of that bucket is not counted.
-        """
+        """Return the number of values over a limit, without those in the bucket of the limit."""
         bucket_of_limit = int(bucket_numbers(np.array([limit_ns], np.int64))[0])
         return int(self.counts[bucket_of_limit + 1 :].sum())
 
@@ -165,17 +159,19 @@ class Histogram:
     def to_bytes(self) -> bytes:
         """Return the histogram as little-endian int64 numbers.
 
-        They are the format, the sum, the minimum and the maximum, then the counts up to the last
-        one that is not zero.
+        The numbers are the format, the sum, the minimum and the maximum, and then the counts up to
+        the last one that is not zero.
         """
         used_buckets = np.flatnonzero(self.counts)
         used_length = int(used_buckets[-1]) + 1 if len(used_buckets) else 0
+
         head = np.array([_FORMAT, self.total_ns, self.smallest_ns, self.largest_ns], "<i8")
-        return head.tobytes() + self.counts[:used_length].astype("<i8").tobytes()
+        counts = self.counts[:used_length].astype("<i8")
+        return head.tobytes() + counts.tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Histogram:
-        """Return the histogram that `to_bytes` stored, whose docstring describes the format.
+        """Return a histogram from the bytes that `to_bytes` returned.
 
         Raises:
             ValueError: The bytes are not a histogram, or have another format.

@@ -89,12 +89,8 @@ class Interval(msgspec.Struct, frozen=True):
 def _symmetric_interval(
     value: float, half_width: float, count: int, method: str, level: float
 ) -> Interval:
-    """Return the interval that reaches as far below a value as above it.
-
-    With an infinite half width the interval has no bounds, even if the value is NaN, which means
-    that it is not known.
-    """
-    if half_width == math.inf:
+    """Return the interval that reaches as far below a value as above it."""
+    if half_width == math.inf:  # also if the value is NaN, which is not known
         return Interval(value, -math.inf, math.inf, level, count, method)
     return Interval(value, value - half_width, value + half_width, level, count, method)
 
@@ -105,7 +101,7 @@ def _symmetric_interval(
 def mean_of_runs(values: ArrayLike, level: float = LEVEL) -> Interval:
     """Return the mean of the values of independent runs, with an interval by Student's t.
 
-    With fewer than two runs the interval is unbounded. Without any, the mean is NaN.
+    The interval is unbounded for fewer than two runs, and the mean is NaN for no run.
     """
     run_values = np.asarray(values, float)
     mean = _mean_or_nan(run_values)
@@ -121,21 +117,22 @@ def _mean_or_nan(values: NDArray[np.float64]) -> float:
 def _student_half_width(values: NDArray[np.float64], level: float) -> float:
     """Return how far Student's interval reaches from the mean of independent values to each side.
 
-    It is infinite for fewer than two values.
+    This half width is infinite for fewer than two values.
     """
     count = len(values)
     if count < 2:
         return math.inf
+
     t = t_quantile(0.5 + level / 2, count - 1)
-    return t * float(values.std(ddof=1)) / math.sqrt(count)
+    standard_deviation = float(values.std(ddof=1))
+    return t * standard_deviation / math.sqrt(count)
 
 
 def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEVEL) -> Interval:
     """Return the mean of the values of one run, with an interval by the method of batch means.
 
-    Values in order of time are correlated; the means of equal batches of them hardly are (Law and
-    Kelton, Simulation Modeling and Analysis). The correlation that remains between neighbouring
-    batches makes the interval wider. With fewer than two batches the interval is unbounded.
+    Values of one run are correlated, but means of long batches of values hardly are (Law and
+    Kelton, Simulation Modeling and Analysis). The interval is unbounded for fewer than two batches.
 
     Args:
         values: The values, in order of time.
@@ -149,6 +146,8 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
 
     means = _means_of_batches(data, count)
     uncorrelated = mean_of_runs(means, level)
+
+    # A correlation that remains between neighbouring batches makes the interval wider.
     half_width = uncorrelated.half_width * math.sqrt(variance_inflation(means))
     return _symmetric_interval(uncorrelated.value, half_width, count, "batch means", level)
 
@@ -156,8 +155,8 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
 def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """Return the means of `count` batches of equal size.
 
-    Values that do not fill a batch are left out at the start, where a transient would be. Three
-    batches of 1, 2, 3, 4, 5, 6, 7 have the means 2.5, 4.5 and 6.5.
+    Three batches of 1, 2, 3, 4, 5, 6, 7 have the means 2.5, 4.5 and 6.5. The first value is left
+    out.
     """
     batch_size = len(values) // count
     left_out = len(values) - batch_size * count
@@ -169,12 +168,11 @@ def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.flo
 def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
     """Return a limit that at least the fraction `p` of normally distributed values stays below.
 
-    This is a one-sided tolerance limit: the mean plus a number of standard deviations. It is
-    infinite with too few values.
+    This is a one-sided tolerance limit: the mean plus a number of standard deviations. The limit is
+    infinite for too few values.
 
     Args:
-        values: The values in order of time. If neighbours are correlated, they show less than as
-            many independent values would, which is taken into account.
+        values: The values in order of time. Neighbouring values may be correlated.
         p: The fraction of values below the limit.
         level: The confidence that the limit is high enough.
     """
@@ -182,6 +180,7 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     if len(data) < 3 or not np.isfinite(data).all():
         return math.inf
 
+    # Correlated values show as much as a smaller number of independent ones.
     independent_count = len(data) / variance_inflation(data)
     if independent_count <= 1:
         return math.inf
@@ -194,9 +193,8 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
 def _deviation_of_correlated(values: NDArray[np.float64]) -> float:
     """Return the standard deviation of the population that correlated values come from.
 
-    For n independent values, Bessel's correction multiplies the variance of the sample by
-    n / (n - 1). Correlation makes the mean vary more. So 1 is replaced by the factor by which it
-    does, the variance inflation.
+    Bessel's correction multiplies the variance of n independent values by n / (n - 1). For
+    correlated values, the 1 is replaced by the variance inflation.
     """
     count = len(values)
     corrected_variance = values.var() * count / (count - variance_inflation(values))
@@ -206,9 +204,8 @@ def _deviation_of_correlated(values: NDArray[np.float64]) -> float:
 def _tolerance_factor(independent_count: float, p: float, level: float) -> float:
     """Return by how many standard deviations an upper tolerance limit is above the mean.
 
-    This is the approximation of Natrella (1963, Experimental Statistics, section 2-2). For 20
-    values, a fraction `p` of 0.95 and a level of 0.9, it is 2.4. It is infinite if the values are
-    too few for the confidence.
+    This is the approximation of Natrella (1963, Experimental Statistics, section 2-2). The factor
+    is 2.4 for 20 values, `p` = 0.95 and `level` = 0.9, and infinite for too few values.
     """
     z_of_fraction = NormalDist().inv_cdf(p)
     z_of_confidence = z_quantile(level)
@@ -224,7 +221,7 @@ def _tolerance_factor(independent_count: float, p: float, level: float) -> float
 def variance_inflation(values: NDArray[np.float64]) -> float:
     """Return the factor by which the correlation of neighbours increases the variance of a mean.
 
-    It is (1 + r) / (1 - r) for the correlation r, and at least 1.
+    The factor is (1 + r) / (1 - r) for the correlation r, and at least 1.
     """
     r = neighbour_correlation(values)
     return (1 + r) / (1 - r) if r > 0 else 1.0
@@ -233,14 +230,16 @@ def variance_inflation(values: NDArray[np.float64]) -> float:
 def neighbour_correlation(values: NDArray[np.float64]) -> float:
     """Return the correlation of each value with its successor, at most MAX_CORRELATION.
 
-    It is 0 if all values are equal, and for fewer than three values.
+    The correlation is 0 if all values are equal, and for fewer than three values.
     """
-    centred = values - values.mean()
-    sum_of_squares = float((centred * centred).sum())
+    deviations = values - values.mean()
+    sum_of_squares = float((deviations * deviations).sum())
     if sum_of_squares <= 0 or len(values) < 3:
         return 0.0
-    sum_of_products = float((centred[1:] * centred[:-1]).sum())
-    return min(MAX_CORRELATION, sum_of_products / sum_of_squares)
+
+    products_of_neighbours = deviations[1:] * deviations[:-1]
+    correlation = float(products_of_neighbours.sum()) / sum_of_squares
+    return min(MAX_CORRELATION, correlation)
 
 
 # -- ratios ----------------------------------------------------------------------------------------
@@ -275,14 +274,13 @@ def ratio_of_means(
 ) -> Interval:
     """Return the ratio of the means of two samples, with an interval by Fieller's theorem (1954).
 
-    The interval is unbounded if the mean of the denominators may be 0, or if a sample has fewer
-    than two values. The ratio itself is NaN if a sample has no values or the mean of the
-    denominators is 0.
+    The interval is unbounded if the mean of the denominators may be 0, or for fewer than two
+    values. The ratio is NaN if it cannot be computed.
 
     Args:
         numerators: The sample whose mean is divided.
-        denominators: The sample by whose mean it is divided.
-        paired: Whether the values are pairs; else the samples are independent.
+        denominators: The sample whose mean is the divisor.
+        paired: Whether the samples are pairs of values, and not independent of each other.
         level: The confidence level.
 
     Raises:
@@ -291,7 +289,8 @@ def ratio_of_means(
     x = np.asarray(numerators, float)
     y = np.asarray(denominators, float)
     count = min(len(x), len(y))
-    ratio = float(x.mean()) / float(y.mean()) if count > 0 and y.mean() != 0 else math.nan
+    has_ratio = count > 0 and y.mean() != 0
+    ratio = float(x.mean()) / float(y.mean()) if has_ratio else math.nan
     if count < 2:  # a single value has no variance
         return Interval(ratio, -math.inf, math.inf, level, count, method="ratio")
 
@@ -309,7 +308,8 @@ def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans
     count = len(x)
     x_mean = float(x.mean())
     y_mean = float(y.mean())
-    covariance_of_pair = float(((x - x_mean) * (y - y_mean)).sum()) / (count - 1)
+    products = (x - x_mean) * (y - y_mean)
+    covariance_of_pair = float(products.sum()) / (count - 1)
 
     return _TwoMeans(
         x=x_mean,
@@ -324,16 +324,16 @@ def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans
 def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
     """Return the means of two independent samples, which may differ in length and variance.
 
-    Fieller's theorem tests x_mean - r * y_mean, where r is the ratio of the means. The variance of
-    this difference is a sum, x_mean_variance + r^2 * y_mean_variance. So its degrees of freedom are
-    Welch's for these two terms. The ratio counts as 1 if the mean of `y` is 0.
+    Fieller's theorem tests x_mean - r * y_mean, where r is the ratio of the means. The degrees of
+    freedom are Welch's for x_mean_variance + r^2 * y_mean_variance, the variance of the
+    difference.
     """
     x_mean = float(x.mean())
     y_mean = float(y.mean())
     x_mean_variance = float(x.var(ddof=1)) / len(x)
     y_mean_variance = float(y.var(ddof=1)) / len(y)
 
-    ratio = x_mean / y_mean if y_mean else 1.0
+    ratio = x_mean / y_mean if y_mean else 1.0  # any number, as the interval is unbounded then
     degrees_of_freedom = welch_degrees_of_freedom(
         variance_a=x_mean_variance,
         degrees_of_freedom_a=len(x) - 1,
@@ -352,9 +352,9 @@ def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]
 
 
 def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
-    """Return the ends of Fieller's interval of the ratio x / y, which are infinite without bounds.
+    """Return the ends of Fieller's interval of the ratio x / y.
 
-    The interval holds every ratio r for which x - r y may be 0, judged by Student's t:
+    The interval has every ratio r for which x - r y may be 0, by Student's t:
 
         (x - r y)^2 <= t^2 (x_variance - 2 r covariance + r^2 y_variance).
 
@@ -363,7 +363,7 @@ def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
         a r^2 - 2 b r + c <= 0  with
         a = y^2 - t^2 y_variance,  b = x y - t^2 covariance,  c = x^2 - t^2 x_variance.
 
-    It has no bounds unless a > 0, which means that y differs significantly from 0.
+    The interval has no bounds unless a > 0, which means that y differs significantly from 0.
 
     Args:
         means: The two means, with their variances.
@@ -378,34 +378,33 @@ def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
     b = x * y - t_squared * means.covariance
     c = x * x - t_squared * means.x_variance
     discriminant = b * b - a * c
+
     if a <= 0 or discriminant < 0:
         return IntervalEnds(-math.inf, math.inf)
 
-    low = (b - math.sqrt(discriminant)) / a
-    high = (b + math.sqrt(discriminant)) / a
-    return IntervalEnds(low, high)
+    root = math.sqrt(discriminant)
+    return IntervalEnds(low=(b - root) / a, high=(b + root) / a)
 
 
 def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     """Return the ratio of two independent positive values, from the confidence interval of each.
 
     This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    If the numerator may be 3 % lower and the denominator 4 % higher, the ratio may be about 5 %
-    lower: sqrt(3^2 + 4^2), because independent values are rarely both at their ends.
-
-    If a value is not positive and finite, the ratio is NaN, with an interval from 0 to infinity.
+    If the numerator may be 3 % lower and the denominator 4 % higher, the ratio may be about
+    sqrt(3^2 + 4^2) = 5 % lower. The ratio is NaN unless both values are positive and finite.
     """
     has_ratio = 0 < numerator.value < math.inf and 0 < denominator.value < math.inf
     if not has_ratio:
         return Interval(value=math.nan, low=0.0, high=math.inf, level=numerator.level)
 
     log_ratio = math.log(numerator.value / denominator.value)
-    ratio_distances = _distances_of_ratio(_log_distances(numerator), _log_distances(denominator))
-    is_bounded = ratio_distances.to_high < MAX_EXPONENT  # `math.exp` of more would overflow
+    distances = _distances_of_ratio(_log_distances(numerator), _log_distances(denominator))
+    is_bounded = distances.to_high < MAX_EXPONENT  # `math.exp` of more would overflow
+
     return Interval(
         value=math.exp(log_ratio),
-        low=math.exp(log_ratio - ratio_distances.to_low),
-        high=math.exp(log_ratio + ratio_distances.to_high) if is_bounded else math.inf,
+        low=math.exp(log_ratio - distances.to_low),
+        high=math.exp(log_ratio + distances.to_high) if is_bounded else math.inf,
         level=numerator.level,
     )
 
@@ -418,9 +417,9 @@ class _EndDistances(NamedTuple):
 
 
 def _distances_of_ratio(numerator: _EndDistances, denominator: _EndDistances) -> _EndDistances:
-    """Return how far the ends of a ratio are from it.
+    """Return how far the ends of the interval of a ratio are from the ratio.
 
-    A ratio is low if its numerator is low and its denominator is high, and the reverse.
+    A ratio is low if its numerator is low and its denominator is high.
     """
     return _EndDistances(
         to_low=math.hypot(numerator.to_low, denominator.to_high),
@@ -429,7 +428,7 @@ def _distances_of_ratio(numerator: _EndDistances, denominator: _EndDistances) ->
 
 
 def _log_distances(interval: Interval) -> _EndDistances:
-    """Return how far the ends of the interval of a positive value are from it, as logarithms."""
+    """Return how far the ends of an interval are from its positive value, as logarithms."""
     log_value = math.log(interval.value)
     return _EndDistances(
         to_low=log_value - _log_of_bound(interval.low),
@@ -446,12 +445,11 @@ def _log_of_bound(bound: float) -> float:
 
 
 def wilson_interval(p: float, n: float, level: float = LEVEL) -> IntervalEnds:
-    """Return Wilson's score interval (1927) of a share `p` of `n` independent trials.
-
-    The letters are those of the usual formula. Without trials the share may be anything.
-    """
+    """Return Wilson's score interval (1927) of a share `p` of `n` independent trials."""
     if n <= 0:
         return IntervalEnds(0.0, 1.0)
+
+    # The letters are those of the usual formula.
     z = z_quantile(level)
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half_width = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -461,9 +459,8 @@ def wilson_interval(p: float, n: float, level: float = LEVEL) -> IntervalEnds:
 def next_interim_level(level: float) -> float:
     """Return the confidence of the next interim analysis of growing data, after one at `level`.
 
-    Each analysis may spend half of the error that the one before it spent. So all analyses together
-    err at most twice as often as the first one, however many there are (Bonferroni).
-    `contracts.judge` explains why contracts need this.
+    Each analysis has half the error probability of the one before. So all analyses together err at
+    most twice as often as the first one (Bonferroni).
     """
     return 1 - (1 - level) / 2
 
@@ -471,8 +468,8 @@ def next_interim_level(level: float) -> float:
 def observations_to_see(p: float, level: float = LEVEL) -> int:
     """Return how many independent observations would see a state with probability 1 - p.
 
-    All of n observations miss the state with probability p^n. That is not to exceed the error which
-    the level leaves to one side of a two-sided interval.
+    All of n observations miss the state with probability p^n. This must not exceed (1 - level) / 2,
+    the error of one side of a two-sided interval.
     """
     return math.ceil(math.log((1 - level) / 2) / math.log(p))
 
@@ -480,8 +477,8 @@ def observations_to_see(p: float, level: float = LEVEL) -> int:
 def longest_recurrence_s(length_s: float, level: float = LEVEL) -> float:
     """Return the longest mean time between occurrences of an event that `length_s` would have met.
 
-    A random event that occurs every so many seconds on average stays out of a load with probability
-    exp(-length / mean). The confidence is that of one side of a two-sided interval of this level.
+    A random event misses a load with probability exp(-length / mean time between occurrences). This
+    must not exceed (1 - level) / 2, the error of one side of a two-sided interval.
     """
     return length_s / math.log(2 / (1 - level))
 
@@ -489,7 +486,7 @@ def longest_recurrence_s(length_s: float, level: float = LEVEL) -> float:
 def length_to_meet_s(recurrence_s: float, level: float = LEVEL) -> float:
     """Return the length of load that meets an event that occurs every `recurrence_s` on average.
 
-    It is the inverse of `longest_recurrence_s`.
+    This is the inverse of `longest_recurrence_s`.
     """
     return recurrence_s * math.log(2 / (1 - level))
 
@@ -497,23 +494,21 @@ def length_to_meet_s(recurrence_s: float, level: float = LEVEL) -> float:
 def widen_by_runs(
     interval: Interval, value_of_runs: Sequence[float], *, on_log_scale: bool = False
 ) -> Interval:
-    """Return an interval that is at least as wide as the differences between repeated runs suggest.
+    """Return an interval that also covers the differences between repeated runs.
 
-    Blocks of time within runs do not show what differs from run to run, such as a restart of the
-    server. Student's interval of the values of the runs does, so the result is at least as wide.
-
-    The interval is returned unchanged for a single run, for values that are not finite, and on a
-    logarithmic scale for values of 0 or below.
+    Only several runs show what differs from run to run, such as a restart of the server. The result
+    is at least as wide as Student's interval of the values of the runs.
 
     Args:
-        interval: The interval by blocks of time within runs.
+        interval: The interval from within the runs.
         value_of_runs: The value of each run.
-        on_log_scale: Whether to compare the runs by the logarithms of their values, as is right for
-            latencies, whose errors are relative.
+        on_log_scale: Whether to compare the logarithms of the values, as for latencies, whose
+            errors are relative.
     """
     values = np.array([interval.value, *value_of_runs], float)
-    are_comparable = bool(np.isfinite(values).all()) and (not on_log_scale or values.min() > 0)
-    if len(value_of_runs) < 2 or not are_comparable:
+    are_finite = bool(np.isfinite(values).all())
+    have_logarithms = not on_log_scale or values.min() > 0
+    if len(value_of_runs) < 2 or not are_finite or not have_logarithms:
         return interval
 
     run_values = values[1:]
@@ -537,28 +532,28 @@ def widen_by_runs(
 def startup_length(values: ArrayLike) -> int | None:
     """Return how many values at the start are a transient, by MSER (White 1997).
 
-    MSER, the marginal standard error rule, cuts off the values at the start such that the standard
-    error of the mean of the remaining ones is smallest. Only cuts in the first half are examined.
-    Returns None if the best cut is the end of that half, because then no steady state is in sight,
-    and for fewer than four values.
+    MSER, the marginal standard error rule, cuts off the first values such that the mean of the
+    remaining values has the smallest standard error. Only cuts in the first half are examined. The
+    result is None if no steady state is in sight.
     """
     data = np.asarray(values, float)
     count = len(data)
     if count < 4:
         return None
 
-    # Entry i describes the values that remain if the first i are cut off.
+    # Entry i is for the values that remain if the first i values are cut off.
     squared_standard_errors = _squared_standard_errors_of_rest(data)
     half = count // 2
     best_cut = int(np.argmin(squared_standard_errors[: half + 1]))
 
+    # At the end of the half, a later cut would perhaps be better.
     return best_cut if best_cut < half else None
 
 
 def _squared_standard_errors_of_rest(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return, for each index, the squared standard error of the mean of the values from there on.
 
-    It is their variance divided by their number. [5, 1, 3] gives [8 / 9, 2 / 4, 0].
+    The squared error is the variance divided by the count: [5, 1, 3] gives [8 / 9, 2 / 4, 0].
     """
     counts = np.arange(len(values), 0, -1)
     sums = _sums_to_end(values)
@@ -588,9 +583,7 @@ def extrapolate_growth(
     """Return by how much evenly spaced values will grow in the next steps, and an upper bound.
 
     A straight line is fitted by least squares. The bound follows from Student's t and the standard
-    error of the slope. If neighbouring residuals of the line are correlated, they show the slope
-    less well than independent ones, so its standard error is increased. With fewer than
-    MIN_VALUES_OF_TREND values, the growth counts as 0 and the bound is infinite.
+    error of the slope, which is larger if neighbouring values are correlated.
 
     Args:
         values: The values, in order of time.
@@ -612,6 +605,8 @@ def extrapolate_growth(
     residual_variance = float((residuals * residuals).sum()) / degrees_of_freedom
     slope_variance = residual_variance / sum_of_squared_times
     standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
-    upper_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
+
+    t = t_quantile(level, degrees_of_freedom)
+    upper_slope = slope + t * standard_error
 
     return ExpectedGrowth(growth=slope * steps_ahead, upper_bound=upper_slope * steps_ahead)

@@ -78,8 +78,8 @@ class NamedQuantile(NamedTuple):
 def deciding_quantile(distribution: Distribution) -> NamedQuantile | None:
     """Return the highest quantile up to p99 that has enough samples, or None if none has.
 
-    Validity limits are compared with it, such as the limit of the send lag. A p99 of 30 samples
-    would be the largest of them, so that a single late request would decide.
+    With too few samples, a single large value would decide. A p99 of 30 samples, for example, is
+    the largest of them.
     """
     names = [name for name, _ in QUANTILES]
     up_to_p99 = names[: names.index("p99") + 1]
@@ -95,7 +95,7 @@ def deciding_quantile(distribution: Distribution) -> NamedQuantile | None:
 def quantile_index(n: int, p: float) -> int:
     """Return the index of quantile `p` in `n` >= 1 sorted samples.
 
-    It is floor(n * p), as in `GetPercentile` of MLPerf LoadGen.
+    The index is floor(n * p), as in `GetPercentile` of MLPerf LoadGen.
     """
     return min(int(n * p), n - 1)
 
@@ -107,10 +107,10 @@ def quantile_of(values: NDArray[Any], p: float) -> float:
 
 
 def needed_samples(p: float) -> int:
-    """Return how many samples quantile `p` needs. `NEEDED_SAMPLES` has those of common quantiles.
+    """Return how many samples quantile `p` needs.
 
-    From this number on, early stopping allows one sample over the limit: the sample still shows, at
-    LoadGen's confidence of 99 %, that a share of at least `p` is under the limit.
+    So many samples show, at a confidence of 99 %, that a share of at least `p` is under a limit,
+    even if one sample is over the limit.
     """
     return early_stopping.needed_queries(1, p)
 
@@ -137,7 +137,7 @@ class Sample(Protocol):
 
 
 def quantiles_ms(sample: Sample, shares: Iterable[float]) -> dict[str, float]:
-    """Return these quantiles of a sample by their field names, none of an empty sample."""
+    """Return quantiles of a sample by their names, such as "p99", or {} for an empty sample."""
     if not sample.count:
         return {}
     return {quantile_name(p): milliseconds(sample.quantile(p)) for p in shares}
@@ -154,13 +154,14 @@ def describe_sample(sample: Sample, mean_ns: float, min_ns: int, max_ns: int) ->
     """Return the distribution of a sample with at least one value.
 
     Args:
-        sample: The sample, for its quantiles.
+        sample: The sample.
         mean_ns: The mean of the sample.
-        min_ns: Its smallest value.
-        max_ns: Its largest value.
+        min_ns: The smallest value.
+        max_ns: The largest value.
     """
     quantiles_ms = {name: milliseconds(sample.quantile(p)) for name, p in QUANTILES}
     supported = [name for name, needed in NEEDED_SAMPLES.items() if sample.count >= needed]
+
     return Distribution(
         count=sample.count,
         mean=milliseconds(mean_ns),
@@ -186,42 +187,35 @@ class Values:
     def of_arrays(cls, arrays: Iterable[NDArray[np.int64]], max_count: int) -> Values:
         """Return the values of several arrays as one sorted sample, in little memory.
 
-        The arrays are copied one by one into a single buffer, so that each of them can be freed
-        before the next one is computed.
-
         Args:
-            arrays: The arrays, for example one for each block of records.
-            max_count: An upper bound of the number of values in all arrays, the size of the buffer.
+            arrays: The arrays. Each can be freed before the next one is computed.
+            max_count: An upper bound of the number of values in all arrays.
         """
         buffer = np.empty(max_count, np.int64)
         count = 0
         for array in arrays:
-            buffer[count : count + len(array)] = array
-            count += len(array)
+            end = count + len(array)
+            buffer[count:end] = array
+            count = end
 
         sample = cls()
         sample.add(buffer[:count])
 
-        # `add` may have copied the values in a smaller type. The buffer is then freed here, before
-        # the sort, which needs memory too.
+        # If `add` copied the values in a smaller type, the buffer is freed before the sort.
         del buffer
         sample._sort()
         return sample
 
     def _sort(self) -> NDArray[np.int64]:
-        """Join all values in one sorted array, which replaces the others, and return it.
-
-        Each quantile is then a look-up. One sort is faster than a partition of the values for each
-        quantile.
-        """
+        """Join all values in one sorted array, and return this array."""
         if self._is_sorted:
             return self._arrays[0]
 
         if len(self._arrays) != 1:
             self._arrays = [np.concatenate(self._arrays)]
 
-        # Often all values are equal, such as the lags of a simulated run, which are 0. This test
-        # takes less time than sorting them.
+        # Often all values are equal, such as the delays in a simulation. This test is faster than a
+        # sort.
         values = self._arrays[0]
         is_ascending = bool((values[1:] >= values[:-1]).all())
         if not is_ascending:
@@ -235,6 +229,7 @@ class Values:
         fit_into_int32 = (
             len(values_ns) > 0 and values_ns.min() >= 0 and values_ns.max() < SMALL_VALUE_LIMIT
         )
+
         self._arrays.append(values_ns.astype(np.int32) if fit_into_int32 else values_ns)
         self._is_sorted = False
 
@@ -252,7 +247,9 @@ class Values:
         """Return the value at an index of the ordered sample."""
         if self._is_sorted:
             return int(self._arrays[0][index])
-        return int(np.partition(np.concatenate(self._arrays), index)[index])
+
+        values = np.concatenate(self._arrays)
+        return int(np.partition(values, index)[index])
 
     def quantile(self, p: float) -> float:
         """Return a quantile of at least one value, which is one of the values."""
@@ -272,29 +269,22 @@ class Values:
 
 
 def _sum_exactly(values: NDArray[np.int64], largest: int) -> int:
-    """Return the sum of values as a Python integer, which does not overflow.
-
-    The sum of many large values does not fit into int64. So they are divided into chunks whose sums
-    fit: chunks of n values where n * `largest` is about MAX_PARTIAL_SUM or less.
-    """
+    """Return the sum of values as a Python integer, which does not overflow."""
+    # The values are divided into chunks whose sums fit into int64.
     chunk_count = 1 + len(values) * largest // MAX_PARTIAL_SUM
     chunks = np.array_split(values, chunk_count)
     return sum(int(chunk.sum(dtype=np.int64)) for chunk in chunks)
 
 
 def block_slices(count: int) -> list[slice]:
-    """Return slices that divide `count` rows into blocks of BLOCK_ROWS.
-
-    What is computed from a block at a time takes little memory.
-    """
+    """Return slices that divide `count` rows into blocks of BLOCK_ROWS, to save memory."""
     return [slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS)]
 
 
 def sort_times(times: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return times in ascending order.
 
-    The times of records are nearly in order, and such arrays are sorted faster by the stable sort
-    of numpy than by its default.
+    The stable sort of numpy is the fastest for times that are nearly in order.
     """
     return np.sort(times, kind="stable")
 
@@ -306,16 +296,18 @@ def ks_distance(
 ) -> float:
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
-    It is the largest difference between the share of the values up to x and the probability of the
-    distribution up to x. The share jumps at each distinct value, so both sides of each jump are
-    compared. For example, the share of the values 3, 3, 7, 9 jumps from 0 to 0.5 at 3.
+    The distance is the largest difference between the share of the values up to x and the
+    probability of the distribution up to x. The share jumps at each value, so it is compared below
+    and above each jump.
 
     Args:
-        ordered: At least one value, in ascending order.
+        ordered: The values, in ascending order.
         cdf: The probability of the distribution up to x, for an array of x.
-        cdf_below: The probability below x. For a continuous distribution it is the same function.
+        cdf_below: The probability below x, the same function for a continuous distribution.
     """
     value_count = len(ordered)
+
+    # Equal values have the indexes from `first_indexes` to before `end_indexes`.
     first_indexes = _first_of_equal(ordered)
     end_indexes = np.append(first_indexes[1:], value_count)
 
@@ -324,8 +316,10 @@ def ks_distance(
         distinct_values = ordered[first_indexes[block]]
         share_below = first_indexes[block] / value_count
         share_up_to = end_indexes[block] / value_count
-        distances.append(np.abs(share_below - cdf_below(distinct_values)).max())
-        distances.append(np.abs(share_up_to - cdf(distinct_values)).max())
+        differences_below = np.abs(share_below - cdf_below(distinct_values))
+        differences_up_to = np.abs(share_up_to - cdf(distinct_values))
+        distances.append(differences_below.max())
+        distances.append(differences_up_to.max())
 
     return float(max(distances))
 

@@ -108,20 +108,17 @@ class _TrendTest(Struct, frozen=True):
     def detectable_growth(self, significance_level: float) -> float:
         """Return the smallest true growth that this test finds with probability POWER.
 
-        This is the textbook formula of power analysis: the sum of two t quantiles, in standard
-        errors. The test calls a series growing if the estimated growth exceeds the first one, the
-        critical value. The estimate varies around the true growth, so the true growth has to exceed
-        the critical value by the second one. A series without noise shows any growth, so the
-        smallest one is 0.
+        This is the formula of power analysis: a critical value plus a margin, in standard errors.
+        The test finds a growth if its estimate exceeds the critical value. The estimate may be
+        smaller than the true growth, so the true growth has to exceed that value by the margin.
 
         Args:
             significance_level: The probability of finding a growth when there is none.
         """
         if self.standard_error == 0:
-            return 0.0
+            return 0.0  # without noise, any growth is found
 
-        # Rounded, so that series with about the same degrees of freedom share the quantiles that
-        # `t_quantile` has in its cache.
+        # Rounded numbers are more often in the cache of `t_quantile`.
         degrees_of_freedom = round(self.degrees_of_freedom, 1)
         critical_value = t_quantile(1 - significance_level, degrees_of_freedom)
         power_margin = t_quantile(POWER, degrees_of_freedom)
@@ -157,13 +154,12 @@ def find_trends(
 ) -> list[Trend | None]:
     """Return how much each series grows over time, and whether that growth is significant.
 
-    A trend is None if fewer than MIN_BLOCKS blocks of the series have a value.
+    A trend is None if the series has too few values.
 
     Args:
-        series: The series. Each holds the means of equal blocks of time, NaN for a block without a
+        series: The series. Each has the means of equal blocks of time, NaN for a block without a
             value.
-        significance_level: The probability that at least one series is reported as growing when
-            none grows. Holm's correction ensures it for any number of series.
+        significance_level: The probability that any series is reported as growing when none grows.
     """
     tests_by_index = _test_all_series(series)
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
@@ -184,10 +180,9 @@ def find_trends(
 
 
 def _bonferroni_level(significance_level: float, series_count: int) -> float:
-    """Return the level at which each test is made, if all together are to have another level.
+    """Return the significance level of each single test, so that all together have another level.
 
-    It says how much growth would be detected. Holm's levels do not, because the level for a series
-    depends on the p-values of the others. Bonferroni's level is stricter and the same for all.
+    Bonferroni's correction divides the common level by the number of tests.
     """
     test_count = max(_TESTS_PER_SERIES * series_count, 1)  # 1 if there is no test at all
     return significance_level / test_count
@@ -200,32 +195,35 @@ def _mean_of_known(values: NDArray[np.float64]) -> float:
 
 
 def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendTests]:
-    """Return both tests of each series, by its index in `series`.
+    """Return both tests of each series, by the index of the series.
 
     A series with too few values is left out.
     """
     fitted_lines = [_fit_line(values) for values in series]
+
     # The correlation in one short series is only a rough estimate, so the mean of many helps.
     has_many_series = len(series) >= MANY_SERIES
     mean_correlation = _mean_correlation(fitted_lines) if has_many_series else None
-    return {
-        index: _TrendTests(
-            slope=_test_slope(line, mean_correlation), steps=_test_steps(line.values)
-        )
-        for index, line in enumerate(fitted_lines)
-        if line is not None
-    }
+
+    tests_by_index = {}
+    for index, line in enumerate(fitted_lines):
+        if line is not None:
+            slope_test = _test_slope(line, mean_correlation)
+            steps_test = _test_steps(line.values)
+            tests_by_index[index] = _TrendTests(slope_test, steps_test)
+
+    return tests_by_index
 
 
 def _reject_by_holm(p_values: dict[int, float], significance_level: float) -> set[int]:
     """Return the indices of the series whose hypothesis of no growth is rejected.
 
-    Holm's procedure goes through the p-values from the smallest one up. It compares each with the
-    significance level divided by the number of hypotheses that are left, and stops at the first
-    p-value that is larger.
+    Holm's procedure goes through the p-values from the smallest to the largest. Each is compared
+    with the significance level divided by the number of hypotheses that are left.
     """
     rejected = set()
     ordered = sorted((p_value, index) for index, p_value in p_values.items())
+
     for rank, (p_value, index) in enumerate(ordered):
         hypotheses_left = len(p_values) - rank
         if p_value > significance_level / hypotheses_left:
@@ -264,9 +262,7 @@ class _FittedLine(Struct, frozen=True):
 
 
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
-    """Fit a straight line by least squares to the values of a series, and measure the noise.
-
-    Return None if fewer than MIN_BLOCKS blocks have a value.
+    """Fit a straight line to a series by least squares, or return None for too few values.
 
     Args:
         series: The value of each block of time, NaN for a block without one.
@@ -308,16 +304,17 @@ def _measure_noise(
 ) -> _Noise | None:
     """Return the noise of a series, or None if it is nothing but rounding errors.
 
-    The noise is what a parabola leaves over, and not what the line leaves over. So growth that
-    becomes faster or slower does not count as noise.
+    The noise is the difference between the values and a parabola. So growth that becomes faster or
+    slower does not count as noise.
 
     Args:
-        values: The values of the blocks.
+        values: The values of the blocks of time.
         times: The times of the blocks, whose mean is 0.
         slope: The slope of the straight line through the values.
     """
     residuals_of_line = values - values.mean() - slope * times
     residuals = residuals_of_line - _parabola_less_line(values, times)
+
     sum_of_squares = float((residuals * residuals).sum())
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
     if sum_of_squares <= largest_rounding_error**2:
@@ -325,24 +322,20 @@ def _measure_noise(
 
     products_of_neighbours = residuals[1:] * residuals[:-1]
     residual_correlation = float(products_of_neighbours.sum()) / sum_of_squares
-    return _Noise(sum_of_squares, _noise_correlation(residual_correlation, len(residuals)))
+    correlation = _noise_correlation(residual_correlation, len(residuals))
+    return _Noise(sum_of_squares, correlation)
 
 
 def _noise_correlation(residual_correlation: float, count: int) -> float:
     """Return the correlation of neighbours in the noise, from that of the residuals of a curve.
 
-    A fitted curve follows the noise, so the residuals look less correlated than the noise is. For n
-    residuals of a curve with k parameters, about
-
-        residual correlation = noise correlation - k * (1 + 2 * noise correlation) / n.
-
-    Solved for the noise, this is
+    A fitted curve follows the noise, so its residuals look less correlated than the noise is. For n
+    residuals of a curve with k parameters, approximately
 
         noise correlation = (n * residual correlation + k) / (n - 2 * k).
 
     For example, 20 residuals of a parabola (k = 3) with a correlation of 0.2 show a noise
-    correlation of 7 / 14 = 0.5. The result is from 0 to MAX_CORRELATION: a negative correlation
-    would make growth look more certain than independent noise does.
+    correlation of 7 / 14 = 0.5.
 
     Args:
         residual_correlation: The correlation of each residual with the next one.
@@ -355,9 +348,9 @@ def _noise_correlation(residual_correlation: float, count: int) -> float:
 
 
 def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values, with those that differ from the mean by rounding alone made equal.
+    """Return the values without rounding errors, which a constant series may have.
 
-    A constant series would otherwise have noise and a slope from its rounding errors.
+    Values that differ from the mean by rounding alone all get the first value of the series.
     """
     mean = float(values.mean())
     rounding_error = ROUNDING * max(abs(mean), ROUNDING)
@@ -373,27 +366,25 @@ def _parabola_less_line(
     The squared times, without their mean and slope, are a curve that is orthogonal to every line
     (Gram-Schmidt process). So the parabola is the line plus the best multiple of this curve.
 
-    `np.polyfit` is not used, because its last digits differ from one processor to the next.
-
     Args:
-        values: The values of the blocks.
+        values: The values of the blocks of time.
         times: The times of the blocks, whose mean is 0.
     """
+    # The last digits of `np.polyfit` would differ from one processor to the next.
     squared_times = times * times
     centered_squares = squared_times - squared_times.mean()
     slope_of_squares = _fit_multiple(centered_squares, times)
     curve = centered_squares - slope_of_squares * times
+
     difference: NDArray[np.float64] = _fit_multiple(values, curve) * curve
     return difference
 
 
 def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
-    """Return the mean correlation of neighbouring blocks over all series, 0 if none has noise.
+    """Return the mean correlation of neighbouring blocks over all series, 0 without noise.
 
-    The series are those of replicas of one server, whose noise is of the same kind. Estimates from
-    a few blocks vary, so that by chance the noise of some series looks less correlated than it is.
-    Their slope would then be called significant too often. The mean over many series varies little,
-    so it serves as a lower bound of the correlation of each.
+    The correlation in a single short series can look too small by chance, but the mean of many
+    series hardly can.
     """
     correlations = [
         line.noise.correlation
@@ -411,8 +402,7 @@ def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest
 
     Args:
         line: The fitted line.
-        mean_correlation: The mean correlation of many series, which is a lower bound of r. None if
-            there are too few series for one.
+        mean_correlation: A lower bound of r, the mean of many series, or None.
     """
     block_count = len(line.values)
     free_blocks = block_count - CURVE_PARAMETERS
@@ -421,7 +411,8 @@ def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest
 
     r = _upper_correlation(line.noise.correlation, block_count, mean_correlation)
     noise_variance = line.noise.sum_of_squares / free_blocks
-    slope_variance = noise_variance / line.sum_of_squared_times * _variance_inflation(r)
+    independent_variance = noise_variance / line.sum_of_squared_times
+    slope_variance = independent_variance * _variance_inflation(r)
 
     is_well_known = mean_correlation is not None
     degrees_of_freedom = _degrees_of_freedom_of_slope(block_count, r, is_well_known=is_well_known)
@@ -436,26 +427,27 @@ def _variance_inflation(correlation: float) -> float:
 def _degrees_of_freedom_of_slope(
     block_count: int, correlation: float, *, is_well_known: bool
 ) -> float:
-    """Return the degrees of freedom of a slope, for which correlated blocks count as fewer ones.
+    """Return the degrees of freedom of a slope through correlated blocks of time.
 
     Args:
         block_count: The number of blocks.
         correlation: The correlation of neighbouring blocks.
-        is_well_known: Whether the correlation rests on many series. If not, it may be larger than
-            it looks, so fewer blocks count, which makes the test stricter.
+        is_well_known: Whether the correlation is known from many series. If not, the test is
+            stricter.
     """
     if is_well_known:
         independent_blocks = _independent_blocks_of_variance(block_count, correlation)
     else:
         independent_blocks = block_count / _variance_inflation(correlation)
+
     return max(independent_blocks - CURVE_PARAMETERS, MIN_DEGREES_OF_FREEDOM)
 
 
 def _independent_blocks_of_variance(count: int, correlation: float) -> float:
-    """Return how many independent blocks would show the variance as well as correlated ones do.
+    """Return how many independent blocks show a variance as well as `count` correlated blocks.
 
-    In an autoregressive process of order 1, squares of neighbours have a correlation of r^2, so
-    that n blocks count as n (1 - r^2) / (1 + r^2) for a variance (Bayley and Hammersley 1946).
+    For a correlation r of neighbours, n blocks count as n (1 - r^2) / (1 + r^2) independent blocks
+    (Bayley and Hammersley 1946).
     """
     correlation_of_squares = correlation * correlation
     return count * (1 - correlation_of_squares) / (1 + correlation_of_squares)
@@ -464,19 +456,19 @@ def _independent_blocks_of_variance(count: int, correlation: float) -> float:
 def _upper_correlation(correlation: float, count: int, mean_correlation: float | None) -> float:
     """Return an upper bound of the correlation between the values of adjacent blocks of time.
 
-    A correlation that is estimated from a few blocks has a large error. So it is raised by
-    CORRELATION_ERRORS standard errors. Fisher's transformation z = atanh(correlation) makes the
-    error normal: the standard error of z is 1 / sqrt(count - 3).
+    The estimated correlation is raised by CORRELATION_ERRORS standard errors, after Fisher's
+    transformation z = atanh(correlation). The standard error of z is 1 / sqrt(count - 3).
 
     Args:
         correlation: The estimate.
-        count: The number of blocks that it is estimated from.
-        mean_correlation: The mean of the estimates of many series, which the result is not below.
-            None if there are few series.
+        count: The number of blocks.
+        mean_correlation: The mean of the estimates of many series, or None. The result is at least
+            this mean.
     """
     fisher_z = math.atanh(correlation)
     standard_error = 1 / math.sqrt(count - 3)
     raised_correlation = math.tanh(fisher_z + CORRELATION_ERRORS * standard_error)
+
     lower_bound = 0.0 if mean_correlation is None else mean_correlation
     return min(max(raised_correlation, lower_bound), MAX_CORRELATION)
 
@@ -484,9 +476,13 @@ def _upper_correlation(correlation: float, count: int, mean_correlation: float |
 def _test_steps(values: NDArray[np.float64]) -> _TrendTest:
     """Test whether the changes from one block to the next have a mean above 0 (a random walk).
 
-    The growth is the sum of these steps. If the steps are independent of each other, the standard
-    error of their sum is the standard deviation of one step times the square root of their number.
+    The growth is the sum of these steps. The standard error of a sum of n independent steps is the
+    standard deviation of one step times sqrt(n).
     """
     steps = np.diff(values)
     standard_error = float(steps.std(ddof=1)) * math.sqrt(len(steps))
-    return _TrendTest(float(steps.sum()), standard_error, len(steps) - 1)
+    return _TrendTest(
+        growth=float(steps.sum()),
+        standard_error=standard_error,
+        degrees_of_freedom=len(steps) - 1,
+    )
