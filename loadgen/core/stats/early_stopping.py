@@ -29,10 +29,9 @@ def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
 
 
 def _sum_relative_probabilities(trials: int, max_events: int, probability: float) -> float:
-    """Return the probability of at most `max_events` events divided by that of exactly so many.
+    """Return P[at most `max_events` events] / P[exactly `max_events` events].
 
-    So neither the terms nor the sum overflow or underflow. The terms start with 1, for exactly
-    `max_events` events. The others follow from
+    The sum starts with 1 for exactly `max_events` events. The other terms follow from
 
         P[k - 1 events] / P[k events] = k / (trials - k + 1) * (1 - probability) / probability.
     """
@@ -50,8 +49,8 @@ def _sum_relative_probabilities(trials: int, max_events: int, probability: float
 def _log_binomial_probability(trials: int, events: int, probability: float) -> float:
     """Return the logarithm of the probability of exactly `events` events in independent trials.
 
-    The probability is n! / (k! (n - k)!) * p^k * (1 - p)^(n - k). For many trials its factorials
-    overflow, but their logarithms do not: `math.lgamma(n + 1)` is the logarithm of n!.
+    The probability is n! / (k! (n - k)!) * p^k * (1 - p)^(n - k). `math.lgamma(n + 1)` is the
+    logarithm of n!, which does not overflow.
     """
     return (
         math.lgamma(trials + 1)
@@ -66,17 +65,16 @@ def _log_binomial_probability(trials: int, events: int, probability: float) -> f
 def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 0.99) -> int:
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
-    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if a server
-    that is just too slow would hardly ever show so few slow queries. For example, with a quantile
-    of 0.99 and a confidence of 0.99, a test without a slow query needs 459 queries, because
-    0.99^459 is below 0.01.
+    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). For example, a server with
+    1 % of slow queries shows none of them in 459 queries with a probability of 0.99^459, which is
+    below 0.01. So a test without a slow query needs 459 queries.
 
     Args:
         over_limit: The number of queries over the latency limit.
         quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
-        confidence: The confidence with which the test must show it.
+        confidence: The confidence of the test.
     """
-    # Numbers of queries within the limit: the smallest that suffices is from `lower` to `upper`.
+    # The smallest number of queries within the limit is from `lower` to `upper`.
     lower = _expected_within_limit(over_limit, quantile)
     upper = max(1, lower)
     while not _passes(upper, over_limit, quantile, confidence):
@@ -96,18 +94,15 @@ def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 
 def _passes(within_limit: int, over_limit: int, quantile: float, confidence: float) -> bool:
     """Return True if a test with so many queries within and over the limit passes.
 
-    A server that exceeds the limit in a fraction 1 - quantile of its queries would then show so few
-    queries over the limit with a probability below 1 - confidence.
+    A test passes if a server with a fraction 1 - quantile of slow queries shows so few of them with
+    a probability below 1 - confidence.
     """
     queries = within_limit + over_limit
     return binomial_cdf(queries, over_limit, 1 - quantile) < 1 - confidence
 
 
 def _expected_within_limit(over_limit: int, quantile: float) -> int:
-    """Return how many queries are within the limit on average when `over_limit` are over it.
-
-    A test with fewer cannot pass, because it has more queries over the limit than expected.
-    """
+    """Return how many queries are within a limit on average if `over_limit` queries are over it."""
     if not over_limit:
         return 0
     return math.ceil(over_limit * quantile / (1 - quantile))
@@ -116,8 +111,7 @@ def _expected_within_limit(over_limit: int, quantile: float) -> int:
 def allowed_over(queries: int, quantile: float = 0.99) -> int:
     """Return how many of the queries may be over the limit in a test that passes by early stopping.
 
-    Returns TOO_FEW_QUERIES if a test with so few queries cannot pass, even without a query over the
-    limit.
+    The result is TOO_FEW_QUERIES if the test cannot pass even without a query over the limit.
 
     Args:
         queries: The number of all queries of the test.
@@ -126,7 +120,7 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
 
-    # Bisection. A test never allows more slow queries than the quantile, such as 1 % for a p99.
+    # Bisect. A test never allows more slow queries than the quantile, such as 1 % for a p99.
     allowed = 0
     too_many = int(queries * (1 - quantile)) + 2
     while too_many - allowed > 1:

@@ -40,11 +40,10 @@ class Stratum(NamedTuple):
 def excess_p_value(strata: Iterable[Stratum]) -> float:
     """Return the probability of so many failures in the suspected part, if the parts do not differ.
 
-    The test is exact and conditional: each stratum keeps its number of failures, and every way to
-    distribute these over its trials is equally likely. So it does not matter that some questions
-    are harder than others. A stratum whose trials have all the same outcome, or are all in the same
-    part, contributes nothing. Without any other stratum, the result is 1.
+    The test is exact. In each stratum, such as the trials of one question, every way to distribute
+    the failures over the trials is equally likely.
     """
+    # The probabilities of 0, 1, 2, ... failures more than the smallest possible number.
     probabilities = np.ones(1)
     observed_excess = 0
     for stratum in strata:
@@ -58,12 +57,14 @@ def excess_p_value(strata: Iterable[Stratum]) -> float:
 def _distribute_failures(stratum: Stratum) -> tuple[int, NDArray[np.float64]]:
     """Return the hypergeometric distribution of the failures in the suspected part of a stratum.
 
-    The first value is the smallest possible number of failures there. The array has the probability
-    of this number and of each larger one that is possible.
+    The first value is the smallest possible number of failures. The array has the probability of
+    this number, and of each larger possible number.
     """
     other_trials = stratum.trials - stratum.suspect_trials
     smallest = max(0, stratum.failures - other_trials)
     largest = min(stratum.failures, stratum.suspect_trials)
+
+    # The number of ways to distribute the failures, as logarithms.
     log_of_ways = [
         _log_binomial(stratum.suspect_trials, failures)
         + _log_binomial(other_trials, stratum.failures - failures)
@@ -83,9 +84,9 @@ def _add_independent(
 ) -> NDArray[np.float64]:
     """Return the distribution of the sum of two independent counts.
 
-    Element k of an array is the probability of k. The sum is written out, because `numpy.convolve`
-    adds in an order that depends on the processor.
+    Element k of an array is the probability of k.
     """
+    # `numpy.convolve` would add in an order that depends on the processor.
     total = np.zeros(len(first) + len(second) - 1)
     for shift, probability in enumerate(second):
         total[shift : shift + len(first)] += probability * first

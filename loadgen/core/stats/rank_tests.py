@@ -61,22 +61,24 @@ class ChangePoint(Struct, frozen=True):
 def find_monotonic_trend(values: NDArray[np.float64]) -> MonotonicTrend:
     """Test whether a series of at least 3 values rises or falls.
 
-    The statistic S of Mann and Kendall is the number of pairs that rise minus the number of pairs
-    that fall. Its variance is corrected for autocorrelation by the method of Hamed and Rao, because
-    neighbouring values that resemble each other would otherwise look like a trend.
+    This is the test of Mann and Kendall, with the correction of Hamed and Rao for correlated
+    neighbours.
     """
-    count = len(values)
-    earlier, later = np.triu_indices(count, k=1)
-    score = int(np.sign(values[later] - values[earlier]).sum())
+    # The score is the number of pairs of values that rise minus the number of pairs that fall.
+    earlier, later = np.triu_indices(len(values), k=1)
+    changes = values[later] - values[earlier]
+    score = int(np.sign(changes).sum())
+
     variance = _mann_kendall_variance(values) * _hamed_rao_correction(values)
     if score == 0 or variance <= 0:
         return MonotonicTrend("none", 1.0)
 
-    # The continuity correction moves S, which is an integer, by 1 towards 0.
+    # The continuity correction moves the score, which is an integer, by 1 towards 0.
     z_score = (abs(score) - 1) / math.sqrt(variance)
     p_value = 2.0 * (1.0 - _normal_cdf(z_score))
     if p_value >= SIGNIFICANCE_LEVEL:
         return MonotonicTrend("none", p_value)
+
     return MonotonicTrend("up" if score > 0 else "down", p_value)
 
 
@@ -89,10 +91,9 @@ def _mann_kendall_variance(values: NDArray[np.float64]) -> float:
 
 
 def _hamed_rao_correction(values: NDArray[np.float64]) -> float:
-    """Return the factor by which autocorrelation widens the variance of Mann and Kendall's S.
+    """Return Hamed and Rao's factor, by which autocorrelation widens the variance of a trend score.
 
-    It is the factor of Hamed and Rao, which only counts significant autocorrelations. Strong
-    negative ones can make it negative, which has no meaning, so the factor is then 1.
+    Only significant autocorrelations count.
     """
     count = len(values)
     correlations = _autocorrelate_ranks(values)
@@ -101,7 +102,7 @@ def _hamed_rao_correction(values: NDArray[np.float64]) -> float:
     weighted_sum = float(weighted_correlations[is_significant].sum())
 
     correction = 1.0 + 2.0 / (count * (count - 1) * (count - 2)) * weighted_sum
-    return correction if correction > 0 else 1.0
+    return correction if correction > 0 else 1.0  # a negative variance has no meaning
 
 
 def _weights_of_lags(count: int) -> NDArray[np.float64]:
@@ -117,17 +118,21 @@ def _autocorrelate_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     count = len(values)
     ranks = np.empty(count)
-    ranks[np.argsort(values, kind="stable")] = np.arange(1, count + 1)
+    order = np.argsort(values, kind="stable")
+    ranks[order] = np.arange(1, count + 1)
     deviations = ranks - ranks.mean()
-    products = [float((deviations[lag:] * deviations[:-lag]).sum()) for lag in range(1, count)]
-    return np.array(products) / float((deviations * deviations).sum())
+
+    sums_of_products = [
+        float((deviations[lag:] * deviations[:-lag]).sum()) for lag in range(1, count)
+    ]
+    sum_of_squares = float((deviations * deviations).sum())
+    return np.array(sums_of_products) / sum_of_squares
 
 
 def find_change_point(values: NDArray[np.float64]) -> ChangePoint:
-    """Return the most likely single step of a series by Pettitt's test, and how significant it is.
+    """Return the most likely single step of a series by Pettitt's test, with its p-value.
 
-    The series is divided at each place into an earlier and a later part. The step is where the
-    ranks of these parts differ most.
+    The step divides the series into the two parts whose ranks differ most.
     """
     rank_differences = np.abs(_rank_differences_of_parts(values))
     largest = float(rank_differences.max(initial=0.0))
@@ -136,6 +141,7 @@ def find_change_point(values: NDArray[np.float64]) -> ChangePoint:
 
     count = len(values)
     p_value = 2.0 * math.exp(-6.0 * largest * largest / (count**3 + count**2))
+
     last_index_before_step = int(np.argmax(rank_differences))
     return ChangePoint(index=last_index_before_step + 1, p_value=min(1.0, p_value))
 
@@ -143,8 +149,8 @@ def find_change_point(values: NDArray[np.float64]) -> ChangePoint:
 def _rank_differences_of_parts(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return Pettitt's U for each place at which a series can be divided.
 
-    For an earlier part of length t, U is 2 * (sum of its ranks) - t * (n + 1). It is 0 if the ranks
-    of that part are average. The values 5, 5, 9 have the ranks 1.5, 1.5, 3 and the U -1 and -2.
+    For a first part of length t, U is 2 * (sum of the ranks of the part) - t * (n + 1). The values
+    5, 5, 9 have the ranks 1.5, 1.5, 3. So U is -1 for the part 5, and -2 for the part 5, 5.
     """
     count = len(values)
     rank_sums = np.cumsum(_average_ranks(values))
@@ -165,7 +171,7 @@ def relative_change(values: NDArray[np.float64]) -> float:
     """Return by which fraction of the median a straight line through the values rises.
 
     For example, 0.1 means that the least-squares line rises by 10 % of the median from the first
-    value to the last one. If the median is 0, any rise is infinite, and any fall minus infinite.
+    value to the last one.
     """
     count = len(values)
     times = np.arange(count) - (count - 1) / 2.0
@@ -176,6 +182,8 @@ def relative_change(values: NDArray[np.float64]) -> float:
     median = float(np.median(values))
     if median != 0:
         return rise / median
+
+    # A change relative to 0 is infinite.
     return math.copysign(math.inf, rise) if rise else 0.0
 
 

@@ -82,14 +82,11 @@ def _erfc_polynomial(t: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(4096)
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Return a quantile of Student's t to 1e-10, such as 1.812 for 0.95 and 10 degrees of freedom.
-
-    The probability is between 0 and 1, and the degrees of freedom are above 0. It bisects the
-    distribution function.
-    """
+    """Return a quantile of Student's t, such as 1.812 for 0.95 and 10 degrees of freedom."""
     if probability < 0.5:
         return -t_quantile(1 - probability, degrees_of_freedom)  # the distribution is symmetric
 
+    # Bisect the distribution function, from an interval that includes the quantile.
     low = 0.0
     high = 1.0
     while t_cdf(high, degrees_of_freedom) < probability:
@@ -99,6 +96,7 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
         middle = (low + high) / 2
         if high - low <= QUANTILE_TOLERANCE * max(1.0, middle):
             break
+
         if t_cdf(middle, degrees_of_freedom) < probability:
             low = middle
         else:
@@ -126,8 +124,7 @@ def welch_degrees_of_freedom(
 ) -> float:
     """Return the degrees of freedom of a difference of two means with unequal variances.
 
-    This is the Welch-Satterthwaite equation (Satterthwaite 1946, Welch 1947). If both variances are
-    0, the degrees of freedom are added, as those of a pooled variance are.
+    This is the Welch-Satterthwaite equation (Satterthwaite 1946, Welch 1947).
 
     Args:
         variance_a: The estimated variance of the first mean.
@@ -136,18 +133,19 @@ def welch_degrees_of_freedom(
         degrees_of_freedom_b: The degrees of freedom of that estimate.
     """
     variance = variance_a + variance_b
-    if variance <= 0:
+    if variance <= 0:  # as for a pooled variance
         return degrees_of_freedom_a + degrees_of_freedom_b
-    return variance**2 / (
-        variance_a**2 / degrees_of_freedom_a + variance_b**2 / degrees_of_freedom_b
-    )
+
+    term_a = variance_a**2 / degrees_of_freedom_a
+    term_b = variance_b**2 / degrees_of_freedom_b
+    return variance**2 / (term_a + term_b)
 
 
 def _regularized_beta(x: float, a: float, b: float) -> float:
     """Return the regularized incomplete beta function I_x(a, b), the CDF of a beta distribution.
 
-    It is x^a * (1 - x)^b / (a * B(a, b)) times a continued fraction (DLMF 8.17.22), where B is the
-    beta function.
+    I_x(a, b) is x^a * (1 - x)^b / (a * B(a, b)) times a continued fraction (DLMF 8.17.22), where B
+    is the beta function.
     """
     if x <= 0:
         return 0.0
@@ -166,12 +164,9 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
 def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     """Return the continued fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22.
 
-    This is the modified Lentz method, as in `betacf` of Numerical Recipes, section 6.4. It starts
-    with 1 / (1 + d1) and multiplies it by a factor for each further term. It ends when a factor is
-    1 within FRACTION_TOLERANCE.
-
-    Up to a term, the fraction is a quotient of two large numbers. The ratios say by how much the
-    next term multiplies the numerator and the denominator of this quotient.
+    This is the modified Lentz method, as in `betacf` of Numerical Recipes, section 6.4. The value
+    starts with 1 / (1 + d1), and each further term multiplies it by a factor: the growth of the
+    numerator divided by the growth of the denominator.
     """
     d1 = -(a + b) * x / (a + 1)
     numerator_ratio = 1.0
@@ -182,15 +177,19 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
         for term in pair_of_terms:
             numerator_ratio = 1 + term / numerator_ratio
             denominator_ratio = 1 + term * inverse_denominator_ratio
-            if numerator_ratio == 0:  # the next step divides by it
+
+            # Both ratios are divisors.
+            if numerator_ratio == 0:
                 numerator_ratio = TINY
             if denominator_ratio == 0:
                 denominator_ratio = TINY
+
             inverse_denominator_ratio = 1 / denominator_ratio
             factor = numerator_ratio * inverse_denominator_ratio
             fraction *= factor
 
-        if abs(factor - 1) < FRACTION_TOLERANCE:
+        has_converged = abs(factor - 1) < FRACTION_TOLERANCE
+        if has_converged:
             break
 
     return fraction

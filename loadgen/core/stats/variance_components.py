@@ -55,8 +55,8 @@ def estimate_components(
 ) -> VarianceComponents:
     """Estimate variance components by the two-way analysis of variance of cell means.
 
-    A cell holds the values of one part, such as a replica, in one block of time. This is the method
-    of moments for two random effects (Searle, Casella and McCulloch 1992, chapter 4): it solves
+    A cell has the values of one part, such as a replica, in one block of time. The method of
+    moments for two random effects (Searle, Casella and McCulloch 1992, chapter 4) solves
 
         mean square of the parts = residual mean square + blocks * variance between parts,
         mean square of the blocks = residual mean square + parts * variance over time.
@@ -71,12 +71,12 @@ def estimate_components(
     between_parts = (mean_squares.parts - mean_squares.residuals) / block_count
     over_time = (mean_squares.blocks - mean_squares.residuals) / part_count
 
-    # The residuals of cell means come from the interaction of part and time, and from chance: the
-    # mean of n values has a variance of 1 / n of that of one value.
+    # Residuals come from the interaction of part and time, and from chance. The chance variance of
+    # a mean of n values is 1 / n of the variance of one value.
     chance_variance_of_means = variance_within * float((1 / cell_counts).mean())
     interaction = mean_squares.residuals - chance_variance_of_means
 
-    # An estimate below 0 is an error of estimation, because no variance is negative.
+    # An estimate below 0 is taken as 0, because no variance is negative.
     return VarianceComponents(
         mean=float(cell_means.mean()),
         between_parts=max(between_parts, 0.0),
@@ -106,7 +106,7 @@ def _compute_mean_squares(cell_means: NDArray[np.float64]) -> _MeanSquares:
 
 
 def _residuals_of_cells(cell_means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what the means of its part and of its block do not explain of each cell."""
+    """Return each cell mean without the effects of its part and of its block of time."""
     part_means = cell_means.mean(axis=1, keepdims=True)
     block_means = cell_means.mean(axis=0, keepdims=True)
     residuals: NDArray[np.float64] = cell_means - part_means - block_means + cell_means.mean()
@@ -119,17 +119,15 @@ def _sum_of_squares(values: NDArray[np.float64]) -> float:
 
 
 def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) -> list[int]:
-    """Return the indices of the values that do not belong to the normal spread of the others.
+    """Return the indices of values that are too far from the mean of normally distributed values.
 
-    This is the generalized ESD test (Rosner 1983). It removes the value that is farthest from the
-    mean, again and again. All values removed up to the last one whose distance, in standard
-    deviations, exceeds its critical value are outliers. So several outliers cannot hide each other.
+    The generalized ESD test (Rosner 1983) removes the value farthest from the mean, repeatedly.
+    Outliers are the removed values up to the last one beyond its critical distance.
 
     Args:
         values: The values.
         max_outliers: The most outliers to return. The farthest comes first.
-        level: The confidence level: if there is no outlier, none is returned with this probability,
-            however many values there are.
+        level: The probability that no index is returned if there is no outlier.
     """
     data = np.asarray(values, float)
     remaining_indices = list(range(len(data)))
@@ -149,7 +147,9 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
         farthest = int(distances.argmax())
         removed_indices.append(remaining_indices.pop(farthest))
 
-        if float(distances[farthest]) > _critical_distance(len(remaining), level):
+        # Values removed before this one are outliers too, even if their distances were smaller.
+        critical_distance = _critical_distance(len(remaining), level)
+        if float(distances[farthest]) > critical_distance:
             outlier_count = len(removed_indices)
 
     return removed_indices[:outlier_count]
@@ -158,15 +158,14 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
 def _critical_distance(count: int, level: float) -> float:
     """Return the distance from the mean, in standard deviations, that makes a value an outlier.
 
-    This is the critical value of the generalized ESD test (Rosner 1983), named lambda there, for
-    one of n = `count` values:
+    This is lambda of the generalized ESD test (Rosner 1983) for one of n = `count` values:
 
-        (n - 1) t / sqrt((n - 2 + t^2) n).
+        (n - 1) t / sqrt((n - 2 + t^2) n),
 
-    There t is a quantile of Student's t with n - 2 degrees of freedom. Bonferroni's correction
-    divides the error probability 1 - level by the number of values and by 2, because a value may be
-    too small or too large. For example, it is 2.71 for 20 values and a level of 0.95.
+    where t is a quantile of Student's t with n - 2 degrees of freedom. For example, the distance is
+    2.71 for 20 values and a level of 0.95.
     """
+    # Bonferroni's correction is for n values, each of which may be too small or too large.
     error_probability = (1 - level) / (2 * count)
     t = t_quantile(1 - error_probability, count - 2)
 
