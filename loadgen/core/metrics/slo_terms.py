@@ -115,15 +115,11 @@ def _undecided_outcome(reason: str) -> _TermOutcome:
 
 
 def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
-    """Judge each term of an SLO: as met, missed or undecided.
-
-    A term limits a quantile of a metric, such as the p99 of TTFT. Most metrics have one value per
-    request. Gaps between output events are pooled instead: those of all requests are one sample.
-    """
-    pooled = pooled_metrics()
+    """Judge each term of an SLO, such as "TTFT p99 at most 2 s", as met, missed or undecided."""
+    gap_metrics = pooled_metrics()
     results = []
     for term_number, term in enumerate(slo.terms):
-        if term.metric in pooled:
+        if term.metric in gap_metrics:
             results.append(_judge_gap_term(sample, term))
         else:
             results.append(_judge_request_term(sample, term, term_number))
@@ -132,14 +128,12 @@ def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
 
 
 def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
-    """Judge a term on the gaps between output events, which are pooled over all requests.
-
-    It limits a quantile of all gaps together, such as the p99 of ITL, and not a value per request.
-    """
+    """Judge a term on the gaps between output events of all requests, such as the p99 of ITL."""
     gaps = sample.gaps
     counts = _SampleCounts(
         total=gaps.count, with_value=gaps.count, over_limit=gaps.count_over(term.limit_ns)
     )
+
     if term.metric in sample.withheld_metrics:
         return _undecided_term(term, counts, sample.withheld_metrics[term.metric])
     if not gaps.count:
@@ -162,25 +156,25 @@ def _judge_request_term(sample: SloSample, term: Term, term_number: int) -> Term
     Args:
         sample: The requests.
         term: The term.
-        term_number: The index of the term in the SLO, which is in the names of its counts.
+        term_number: The index of the term in the SLO.
     """
     counts = _count_request_values(sample, term, term_number)
     value = _value_at_quantile(sample, term, counts)
+
     reason = _reason_not_to_judge(sample, term, counts)
     if reason:
         return _undecided_term(term, counts, reason, value.uncertain_range)
+
     outcome = _decide_request_term(sample, term, counts, value.uncertain_range)
     return _term_result(term, counts, outcome, value)
 
 
 def _value_at_quantile(sample: SloSample, term: Term, counts: _SampleCounts) -> _TermValue:
-    """Return the value of a metric at the quantile of a term, or its range if it is uncertain.
-
-    Requests without a value, such as failed ones, come last in the order of values, because they
-    count as over the limit. If the quantile falls on one of them, there is no value.
-    """
+    """Return the value of a metric at the quantile of a term, or a range if it is uncertain."""
+    # Requests without a value, such as failed requests, come last in the order of values.
     value_index = _quantile_index(counts, term)
-    if value_index >= counts.with_value:
+    is_at_request_without_value = value_index >= counts.with_value
+    if is_at_request_without_value:
         return _NO_VALUE
 
     value_ns = sample.accumulator.nth_value(term.metric, value_index)
@@ -200,15 +194,15 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
     """Count the requests that a term is judged by.
 
     - An ok request counts if it has a value of the metric.
-    - A failed, dropped or lost request counts as over the limit, without a value.
-    - An unfinished request, which the end of the run cut off, counts as over the limit if it had
-      exceeded the limit by then. Otherwise it is undecided.
+    - A failed, dropped or lost request counts as over the limit.
+    - A request that the end of the run cut off counts as over the limit if it already was then.
+      Otherwise it is undecided.
     - A cancelled request does not count.
 
     Args:
         sample: The requests.
         term: The term.
-        term_number: The index of the term in the SLO, which is in the names of its counts.
+        term_number: The index of the term in the SLO.
     """
     sum_of = sample.accumulator.sum
     ok_with_value = sum_of(term_sum_name(term_number, "values"))
@@ -231,8 +225,6 @@ def _find_uncertain_range(
 ) -> Range | None:
     """Return the range of a latency that is too uncertain to be shown, None if it is certain.
 
-    A latency is the difference of two timestamps, so it is uncertain by the errors of both.
-
     Args:
         sample: The requests.
         metric: The name of the latency.
@@ -242,17 +234,16 @@ def _find_uncertain_range(
     value_range = sample.accumulator.nth_range(metric, value_index)
     if value_range is None:
         return None
+
     limit = max_error_share(metric, sample.limits)
-    return value_range if value_range.exceeds(value_ns, limit) else None
+    is_too_uncertain = value_range.exceeds(value_ns, limit)
+    return value_range if is_too_uncertain else None
 
 
 def _decide_request_term(
     sample: SloSample, term: Term, counts: _SampleCounts, uncertain_range: Range | None
 ) -> _TermOutcome:
     """Return whether a term on requests is met, or why it is undecided.
-
-    It is undecided if the limit lies within the range of an uncertain value, or if requests that
-    are left out could decide it: unfinished ones, or responses without a TPOT.
 
     Args:
         sample: The requests.
@@ -275,42 +266,43 @@ def _decide_request_term(
 
 
 def _is_in_range(limit_ns: float, value_range: Range) -> bool:
-    """Return True if a value of this range may be within a limit and may be over it."""
+    """Return True if a limit lies within a range of values."""
     return value_range.lower <= limit_ns < value_range.upper
 
 
 def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -> bool | None:
     """Return whether a term is met, or None if requests without a known value could decide it.
 
-    These are unfinished requests and responses without a TPOT. They do not matter if there are few
-    of them, or if the term is missed even with all of them within its limit.
+    Unfinished requests and responses without a time per output token (TPOT) have no known value.
 
     Args:
         sample: The requests.
         term: The term: a quantile of a metric with a limit.
         counts: The requests that the term is judged by, and those without a known value.
     """
-    has_many_without_tpot = counts.without_tpot > 0  # a few are not counted
+    has_many_without_tpot = counts.without_tpot > 0  # few such responses count as 0
     has_many_unknown = sample.has_too_many_unfinished or has_many_without_tpot
     if has_many_unknown and not _is_missed_in_any_case(term, counts):
         return None
 
-    # In ascending order of values, the requests within the limit come first. The term is met if the
-    # request at its quantile is one of them.
+    # In ascending order of values, requests within the limit come before requests over the limit.
     requests_within_limit = counts.total - counts.over_limit
     return _quantile_index(counts, term) < requests_within_limit
 
 
 def _is_missed_in_any_case(term: Term, counts: _SampleCounts) -> bool:
-    """Return True if a term is missed even with all left out requests within its limit.
+    """Return True if a term is missed even if all undecided requests are within its limit.
 
-    A quantile allows the requests after it in order of values to be over the limit. The p99 of 200
-    requests is the one with index 198, so one request may be over the limit.
+    Requests after the quantile, in order of values, may be over the limit. The p99 of 200 requests
+    has the index 198, so one request may be over the limit.
     """
     all_requests = counts.total + counts.unfinished + counts.without_tpot
     if not all_requests:
         return False
-    allowed_over_limit = all_requests - 1 - quantile_index(all_requests, term.quantile)
+
+    index_of_last = all_requests - 1
+    index_of_quantile = quantile_index(all_requests, term.quantile)
+    allowed_over_limit = index_of_last - index_of_quantile
     return counts.over_limit > allowed_over_limit
 
 
@@ -323,20 +315,16 @@ _TOO_MANY_UNFINISHED = (
 
 
 def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
-    """Return why a term on requests can be neither met nor missed, or "" if it can.
-
-    It can be judged if at least one request has a value of a metric that can be trusted. It can
-    also be judged if all requests failed, because then it is missed without any value.
-    """
+    """Return why a term on requests cannot be judged, or "" if it can."""
     if term.metric in sample.withheld_metrics:
         return sample.withheld_metrics[term.metric]
 
+    # If all requests failed, the term is missed, although no request has a value.
     have_all_failed = counts.total > 0 and sample.accumulator.sum("ok") == 0
     can_be_judged = counts.with_value > 0 or have_all_failed
     if can_be_judged:
         return ""
 
-    # Some responses lack a TPOT because their events all came at one time.
     if counts.without_tpot:
         return _no_time_span_reason(counts.without_tpot)
 
@@ -375,9 +363,10 @@ def _undecided_term(
     term: Term, counts: _SampleCounts, reason: str, uncertain_range: Range | None = None
 ) -> TermResult:
     """Return the result of a term that cannot be judged, without its value or samples over it."""
-    outcome = _TermOutcome(None, reason)
+    outcome = _undecided_outcome(reason)
     value = _TermValue(uncertain_range=uncertain_range)
-    return _term_result(term, counts._replace(over_limit=0), outcome, value)
+    counts_without_over = counts._replace(over_limit=0)
+    return _term_result(term, counts_without_over, outcome, value)
 
 
 def _term_result(
