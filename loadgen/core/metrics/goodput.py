@@ -81,35 +81,38 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def combine_outcomes(outcomes: Iterable[bool | None]) -> bool | None:
-    """Return whether all outcomes are True, or None if an undecided one decides that.
+    """Return whether all outcomes are True, where None is an undecided outcome.
 
-    One False outcome is enough for False, also if others are undecided.
+    A False outcome makes the result False. Otherwise an undecided outcome makes it None.
     """
     all_outcomes = list(outcomes)
     if False in all_outcomes:
         return False
-    return None if None in all_outcomes else True
+    if None in all_outcomes:
+        return None
+    return True
 
 
 def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     """Combine the goodput of request classes that each have their own SLO.
 
-    A request counts as good if it meets the SLO of its class. The combined SLO is met if that of
-    every class is. The result has no terms of its own, because they belong to the classes.
+    The combined SLO is met if every class meets its SLO.
     """
     is_met = _combine_class_outcomes(classes)
 
-    # Good requests are counted only in a class with an SLO on requests, not on whole tasks alone.
+    # A class may have an SLO on whole tasks alone, and then counts no good requests.
     with_counts = [goodput for goodput in classes if goodput.has_slo]
     if not with_counts:
         return Goodput(met=is_met)
 
     good = _sum_unless_withheld(goodput.good for goodput in with_counts)
     counted = _sum_unless_withheld(goodput.counted for goodput in with_counts)
+    share = good / counted if counted and good is not None else None
+
     return Goodput(
         rps=_sum_unless_withheld(goodput.rps for goodput in with_counts),
         steady_rps=_sum_unless_withheld(goodput.steady_rps for goodput in with_counts),
-        share=good / counted if counted and good is not None else None,
+        share=share,
         good=good,
         counted=counted,
         unfinished=_sum_unless_withheld(goodput.unfinished for goodput in with_counts),
@@ -118,10 +121,7 @@ def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
 
 
 def _combine_class_outcomes(classes: Sequence[Goodput]) -> bool | None:
-    """Return whether every class with an SLO meets it, None if undecided or without any SLO.
-
-    A class with an SLO on whole tasks alone has an outcome, although it has no SLO on requests.
-    """
+    """Return whether every class with an SLO meets it, None if undecided or without any SLO."""
     outcomes = [goodput.met for goodput in classes if goodput.has_any_slo]
     return combine_outcomes(outcomes) if outcomes else None
 
@@ -137,21 +137,21 @@ def _sum_unless_withheld(values: Iterable[_Number | None]) -> _Number | None:
 
 
 def include_task_outcome(goodput: Goodput, tasks: Sessions | None) -> Goodput:
-    """Return the goodput of requests, whose SLO is met only if that of whole tasks is met too.
+    """Return the goodput of requests, with an outcome that takes whole tasks into account.
 
-    An agent's task is a sequence of requests, and an SLO may limit its duration. If the SLO has no
-    term on single requests, its part about tasks alone decides.
+    A task of an agent is a sequence of requests, and an SLO may limit its duration.
 
     Args:
         goodput: The goodput of single requests.
-        tasks: The summary of the tasks that they belong to, None if there are none.
+        tasks: The summary of the tasks, None if there are no tasks.
     """
     if tasks is None or tasks.goodput is None:
         return goodput
 
     is_met = tasks.goodput.met
     if goodput.has_slo:
-        is_met = combine_outcomes([goodput.met, is_met])
+        is_met = combine_outcomes([goodput.met, tasks.goodput.met])
+
     return msgspec.structs.replace(goodput, met=is_met)
 
 
@@ -160,10 +160,9 @@ _PART_FIELDS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "mo
 
 
 def without_outcomes_if_invalid(summary: Summary) -> Summary:
-    """Return the summary, without the outcomes of its SLOs if its verdict is not valid.
+    """Return the summary, without the outcomes of SLOs if the measurement is not valid.
 
-    An outcome is whether an SLO is met. An invalid measurement shows neither that it is met nor
-    that it is missed. The outcomes of the stages, targets and other parts are removed too.
+    The outcomes of the stages, targets and other parts of the run are removed too.
     """
     if summary.verdict.valid:
         return summary
@@ -177,19 +176,13 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
 
 
 def _without_outcomes(summary: SummaryT) -> SummaryT:
-    """Return a summary that does not say whether SLOs are met.
+    """Return a summary that does not say whether SLOs are met, for requests and for tasks."""
+    request_goodput = _without_outcome(summary.goodput)
+    summary = msgspec.structs.replace(summary, goodput=request_goodput)
 
-    The field `met` becomes None everywhere: in the goodput of the requests, in each of its terms,
-    and in the goodput of conversations and tasks, which the summary calls sessions. The measured
-    values stay.
-
-    Args:
-        summary: The summary of a run or of a part of it. Only those of the run and of its classes
-            have sessions.
-    """
-    summary = msgspec.structs.replace(summary, goodput=_without_outcome(summary.goodput))
+    # Tasks are called sessions here. Summaries of stages and targets have none.
     sessions: Sessions | None = getattr(summary, "sessions", None)
-    if sessions is None or sessions.goodput is None:  # the SLO limits no whole tasks
+    if sessions is None or sessions.goodput is None:
         return summary
 
     task_goodput = msgspec.structs.replace(sessions.goodput, met=None)
@@ -198,12 +191,10 @@ def _without_outcomes(summary: SummaryT) -> SummaryT:
 
 
 def _without_outcome(goodput: Goodput) -> Goodput:
-    """Return a goodput whose SLO and terms are neither met nor missed (None), as in an invalid run.
-
-    The counts stay. If the goodput has an SLO, its field `not_judged` gets the reason.
-    """
+    """Return a goodput whose SLO and terms are neither met nor missed, because a run is invalid."""
     if not goodput.has_any_slo:
         return goodput
+
     terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
     return msgspec.structs.replace(
         goodput,
@@ -214,15 +205,13 @@ def _without_outcome(goodput: Goodput) -> Goodput:
 
 
 def measure_goodput(sample: SloSample, window: Window) -> Goodput:
-    """Count the good requests, which meet every SLO term, and judge the SLO.
+    """Count the good requests, which meet every term of the SLO, and judge the SLO.
 
-    Requests that failed, were dropped or were lost count as misses. Cancelled requests do not
-    count, and unfinished ones only if they had exceeded a limit by the end (`outcomes.is_counted`).
-    If errors of timestamps leave open which requests are good, their number, their share and their
-    rates are None.
+    The number of good requests, their share and their rates are None if timestamps are too
+    uncertain.
 
     Args:
-        sample: The requests, with what is needed to judge their SLO.
+        sample: The requests, with the data by which their SLO is judged.
         window: The measurement window and the steady state, for the rates of good requests.
     """
     slo = sample.slo
@@ -231,9 +220,9 @@ def measure_goodput(sample: SloSample, window: Window) -> Goodput:
 
     terms = judge_terms(sample, slo)
 
+    good = _certain_good_requests(sample, slo)
     share = None
     good_in_steady_state = None
-    good = _certain_good_requests(sample, slo)
     if good is not None:
         share = good / sample.counted if sample.counted else None
         good_in_steady_state = _good_requests_within(sample, window.steady)
@@ -259,18 +248,23 @@ def _good_requests_within(sample: SloSample, interval: Span) -> float:
 def is_slo_missed(sample: SloSample) -> bool:
     """Return True if these requests miss their SLO for certain."""
     slo = sample.slo
-    return slo is not None and _is_slo_met(sample, slo, judge_terms(sample, slo)) is False
+    if slo is None:
+        return False
+
+    terms = judge_terms(sample, slo)
+    return _is_slo_met(sample, slo, terms) is False
 
 
 def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> bool | None:
     """Return whether an SLO is met, or None if that is undecided.
 
-    Each of its terms limits a quantile of a metric. It may also require a share of good requests.
-    The SLO is met if all of that is.
+    An SLO may limit quantiles of metrics, and may require a share of good requests.
     """
     outcomes = [term.met for term in terms]
     if slo.goodput_share is not None:
-        outcomes.append(_is_required_share_good(sample, slo, slo.goodput_share))
+        is_share_good = _is_required_share_good(sample, slo, slo.goodput_share)
+        outcomes.append(is_share_good)
+
     return combine_outcomes(outcomes)
 
 
@@ -278,74 +272,68 @@ def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> boo
 
 
 def _is_request_metric_withheld(sample: SloSample, slo: Slo) -> bool:
-    """Return True if a metric of single requests that the SLO limits is withheld.
+    """Return True if the SLO limits a metric of single requests that is too uncertain to report.
 
-    It is not known then which requests are good. Terms on the gaps between output events do not
-    matter: the gaps of all requests are one sample, so such a term judges no single request.
+    It is not known then which requests are good.
     """
-    gap_metrics = pooled_metrics()
+    gap_metrics = pooled_metrics()  # metrics of the gaps of all requests together
     request_metrics = [term.metric for term in slo.terms if term.metric not in gap_metrics]
     return any(metric in sample.withheld_metrics for metric in request_metrics)
 
 
 def _is_tpot_missing(sample: SloSample, slo: Slo) -> bool:
-    """Return True if the SLO limits TPOT, and many responses with several tokens have no TPOT.
-
-    They count as good although their true TPOT may be over the limit.
-    """
+    """Return True if the SLO limits the time per output token, and many responses lack it."""
     return any(sample.count_without_tpot(term) > 0 for term in slo.terms)
 
 
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     """Return the number of requests that meet every term, or None if it is too uncertain.
 
-    Because of errors of timestamps, a measured latency just below a limit may in truth be above it,
-    or the other way round. So the true number of good requests lies in a range. The measured one is
-    too uncertain if it may be off by more than the share MAX_UNCERTAIN_GOOD_SHARE.
+    Timestamps have errors, so that a latency just below a limit may in truth be above it.
     """
     if _is_request_metric_withheld(sample, slo) or _is_tpot_missing(sample, slo):
         return None
 
     good_requests = sample.accumulator.sum("good")
     good_range = bound_good_requests(sample.accumulator, slo)
-    if good_range.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE):
-        return None
-    return good_requests
+    is_too_uncertain = good_range.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE)
+    return None if is_too_uncertain else good_requests
 
 
 def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
     """Return whether the required share of requests is good, or None if it is undecided.
 
-    Timestamps have errors, so the number of good requests lies in a range. The answer is decided if
-    it is the same at both ends of the range.
-
     Args:
         sample: The requests.
-        slo: Their SLO.
-        share_limit: The share of good requests that it requires.
+        slo: The SLO that decides which requests are good.
+        share_limit: The required share of good requests, such as 0.95.
     """
     if _is_request_metric_withheld(sample, slo):
         return None
 
+    # Timestamps have errors, so the number of good requests is only known to lie in a range.
     good_range = bound_good_requests(sample.accumulator, slo)
-    outcome = _reaches_share(sample, good_range.lower, share_limit)
-    if outcome is not _reaches_share(sample, good_range.upper, share_limit):
+    outcome_of_fewest = _reaches_share(sample, good_range.lower, share_limit)
+    outcome_of_most = _reaches_share(sample, good_range.upper, share_limit)
+    if outcome_of_fewest is not outcome_of_most:
         return None
 
-    # Responses without a TPOT count as good, so only a share that is missed with them is certain.
-    is_certain = outcome is not True or not _is_tpot_missing(sample, slo)
-    return outcome if is_certain else None
+    # Responses without a TPOT count as good, so the share may be reached only because of them.
+    is_reached = outcome_of_most is True
+    if is_reached and _is_tpot_missing(sample, slo):
+        return None
+
+    return outcome_of_most
 
 
 def _reaches_share(sample: SloSample, good: float, share_limit: float) -> bool | None:
-    """Return whether `good` requests are at least a share of all counted requests.
+    """Return whether a number of good requests is at least a share of all counted requests.
 
-    Requests that the end of the run cut off are unfinished and not counted. Return None if there
-    are many of them and the share would be reached if all of them were good.
+    Return None if unfinished requests, which the end of the run cut off, could decide that.
 
     Args:
         sample: The requests.
-        good: How many of them are good.
+        good: The number of good requests.
         share_limit: The required share, such as 0.95.
     """
     counted = sample.counted
@@ -353,4 +341,5 @@ def _reaches_share(sample: SloSample, good: float, share_limit: float) -> bool |
     is_reached_if_all_are_good = good + unfinished >= share_limit * (counted + unfinished)
     if sample.has_too_many_unfinished and is_reached_if_all_are_good:
         return None
+
     return counted > 0 and good / counted >= share_limit
