@@ -100,16 +100,14 @@ def measure_replicas(
     tested_time: TestedTime,
     manifest: RunManifest,
 ) -> list[ReplicaSeries]:
-    """Return what happened at each replica in each block of the time tested.
+    """Return the mean latency, queue and work of each server in each block of the tested time.
 
-    A replica is one of several servers behind a target. If the records do not name the replicas, a
-    target counts as one replica. The time tested is divided into BLOCKS blocks of equal length, and
-    each series of a replica, such as its mean TTFT, has one value per block.
+    The time is divided into BLOCKS blocks of equal length. A replica is one of several servers
+    behind an address, or a target if the replicas are not known.
 
     Args:
         measured_stages: The records of each measured stage.
-        warmup_stages: The records of each other stage. Its requests may be in flight, and count for
-            nothing else.
+        warmup_stages: The records of each other stage, whose requests may still be in flight.
         tested_time: The part of the load that is tested for growth.
         manifest: The manifest of the run.
     """
@@ -120,6 +118,7 @@ def measure_replicas(
     all_series = []
     for key, rows in group_by_key(requests.replica_key):
         block = requests.block[rows]
+
         replica_series = ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
@@ -136,10 +135,7 @@ def measure_replicas(
 def _select_tested_requests(
     measured_stages: Sequence[Columns], tested_time: TestedTime
 ) -> _TestedRequests:
-    """Return the columns of the measured requests that are due in the time tested.
-
-    Each column is read for one stage after the other by a generator, so that the columns of all
-    stages are not in memory at once.
+    """Return the columns of the measured requests that are due in the tested time.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -150,6 +146,7 @@ def _select_tested_requests(
     ]
     is_tested = [blocks != NO_BLOCK for blocks in block_of_request]
 
+    # Generators, so that a column is in memory for one stage at a time.
     keys = (replica_keys(columns) for columns in measured_stages)
     ttft_ns = (_ok_ttft_ns(columns) for columns in measured_stages)
     prompt_tokens = (columns["input_tokens"] for columns in measured_stages)
@@ -165,17 +162,16 @@ def _select_tested_requests(
 
 
 def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArray[np.int8]:
-    """Return the block in which each request is due, NO_BLOCK if it is due at another time.
-
-    It is computed for one slice of requests after the other, because the temporary arrays of floats
-    would take much memory for all requests at once.
-    """
-    block_of_request = np.empty(len(due_ns), np.int8)
+    """Return the block of time in which each request is due, NO_BLOCK if it is in none."""
+    block_of_request = np.full(len(due_ns), NO_BLOCK, np.int8)
     block_ns = (tested_time.end_ns - tested_time.start_ns) / BLOCKS
-    for rows in block_slices(len(due_ns)):
-        block = np.floor((due_ns[rows] - tested_time.start_ns) / block_ns)
+
+    for rows in block_slices(len(due_ns)):  # slices of all requests, to save memory
+        time_in_blocks = (due_ns[rows] - tested_time.start_ns) / block_ns
+        block = np.floor(time_in_blocks)
         is_tested = (block >= 0) & (block < BLOCKS)
-        block_of_request[rows] = np.where(is_tested, block, NO_BLOCK)
+        block_of_request[rows][is_tested] = block[is_tested].astype(np.int8)
+
     return block_of_request
 
 
@@ -187,30 +183,25 @@ def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
 def _measure_in_flight(
     all_stages: Sequence[Columns], tested_time: TestedTime
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the mean number of requests in flight in each block, for each replica.
+    """Return the mean number of requests in flight in each block, by the key of the replica.
 
     The requests in flight are counted at SAMPLES_PER_BLOCK evenly spaced times of each block.
 
     Args:
         all_stages: The records of each stage.
         tested_time: The part of the load that is tested for growth.
-
-    Returns:
-        The BLOCKS means of each replica, by its key (`replica_keys`), if it has any requests.
     """
     sample_count = BLOCKS * SAMPLES_PER_BLOCK
     sample_times_ns = np.linspace(
         tested_time.start_ns, tested_time.end_ns, sample_count, endpoint=False
     )
 
-    # The requests of all stages at each of these times, by replica.
+    # For each replica, the number of requests in flight at each of these times.
     counts_by_replica: dict[int, NDArray[np.int64]] = {}
     for columns in all_stages:
-        for key, stage_counts in _count_in_flight_by_replica(columns, sample_times_ns):
-            if key in counts_by_replica:
-                counts_by_replica[key] += stage_counts
-            else:
-                counts_by_replica[key] = stage_counts
+        for key, counts in _count_in_flight_by_replica(columns, sample_times_ns):
+            counts_of_earlier_stages = counts_by_replica.get(key, 0)
+            counts_by_replica[key] = counts + counts_of_earlier_stages
 
     return {key: _mean_of_each_block(counts) for key, counts in counts_by_replica.items()}
 
@@ -234,20 +225,22 @@ def _count_in_flight_by_replica(
     was_sent = as_selection(columns.is_known("sent_ns"))
     sent_ns = columns["sent_ns"][was_sent]
     done_ns = columns["done_ns"][was_sent]
-    for key, rows in group_by_key(replica_keys(columns)[was_sent]):
+    keys = replica_keys(columns)[was_sent]
+    for key, rows in group_by_key(keys):
         yield key, _count_in_flight_at(times_ns, sent_ns[rows], done_ns[rows])
 
 
 def _count_in_flight_at(
     times_ns: NDArray[np.float64], sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many requests are in flight at each time: those sent less those done by then.
+    """Return how many requests are in flight at each time: those sent less those done by then."""
+    ordered_sent_ns = sort_times(sent_ns)
+    sent_by_then = np.searchsorted(ordered_sent_ns, times_ns, side="right")
 
-    A request that was never done, because its worker died, stays in flight (`done_ns` is -1).
-    """
-    sent_by_then = np.searchsorted(sort_times(sent_ns), times_ns, side="right")
-    known_done_ns = done_ns[done_ns >= 0]
-    done_by_then = np.searchsorted(sort_times(known_done_ns), times_ns, side="right")
+    # A request that was never done (-1) stays in flight.
+    ordered_done_ns = sort_times(done_ns[done_ns >= 0])
+    done_by_then = np.searchsorted(ordered_done_ns, times_ns, side="right")
+
     return sent_by_then - done_by_then
 
 
@@ -259,13 +252,15 @@ def _block_means(
     Args:
         values: The value of each request of a replica.
         block_of_value: The block in which each of these requests is due.
-        missing: The value of a request that has none. It does not count.
+        missing: The number that stands for a missing value.
     """
     is_known = values != missing
     blocks = block_of_value[is_known]
     counts = np.bincount(blocks, minlength=BLOCKS)
     sums = np.bincount(blocks, weights=values[is_known], minlength=BLOCKS)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
+
+    divisors = np.maximum(counts, 1)  # never 0
+    return np.where(counts > 0, sums / divisors, math.nan)
 
 
 class Growth(NamedTuple):
@@ -307,9 +302,8 @@ class GrowthTest(NamedTuple):
 def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     """Test whether TTFT or the requests in flight grow over time at any replica.
 
-    Such growth shows that a server does not keep up with the load. But both also grow at a server
-    that keeps up, if prompts or responses become longer. So if these did, the series are tested a
-    second time, relative to the work of the requests, and that result is returned.
+    If prompts or responses became longer, the series grow for that reason too. They are then
+    divided by the length of the requests, and tested again.
     """
     test = _test_series(replicas)
     has_growth = bool(test.certain or test.possible)
@@ -320,7 +314,8 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     if work_growth_share == 0:
         return test
 
-    test_relative_to_work = _test_series([_relative_to_work(replica) for replica in replicas])
+    series_relative_to_work = [_relative_to_work(replica) for replica in replicas]
+    test_relative_to_work = _test_series(series_relative_to_work)
     return GrowthTest(
         certain=test_relative_to_work.certain,
         possible=test_relative_to_work.possible,
@@ -372,12 +367,9 @@ class _SeriesTrend(NamedTuple):
 
 
 def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
-    """Test whether any series of any replica grows, such as its TTFT.
-
-    A growth is certain if it is beyond chance among all series, and possible if it would be
-    improbable by chance in a single series. Nothing is corrected for prompts that became longer.
-    """
+    """Test whether any series of any replica grows, such as its TTFT."""
     trends = _find_trends(replicas)
+
     certain: list[Growth] = []
     possible: list[Growth] = []
     for series_trend in trends:
@@ -394,15 +386,15 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
 def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[_SeriesTrend]:
     """Return the trends of all series of all replicas.
 
-    All series are tested in one call, because Holm's correction for multiple tests has to cover all
-    of them. A series without a trend has too few values and is left out. So is one with a mean of
-    0, because growth is measured as a share of the mean.
+    A series with too few values, or with a mean of 0, has no trend.
     """
     all_series = [
         (replica, series_name, values)
         for replica in replicas
         for series_name, values in replica.tested
     ]
+
+    # All series are tested in one call, which corrects for the number of tests.
     lines = trend.find_trends([values for _, _, values in all_series])
     return [
         _SeriesTrend(replica, series_name, values, line)
@@ -414,9 +406,9 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[_SeriesTrend]:
 def _visible_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> float:
     """Return the smallest growth that would have been seen at a replica, as a share of the mean.
 
-    If a replica is overloaded, at least one of its series grows. So it is enough if the growth
-    would have been seen in one of them. Returns infinity if no series of the replica has a trend.
+    It is infinite if no series of the replica has a trend.
     """
+    # An overloaded replica shows in at least one of its series.
     shares = [line.detectable_share for line in trends if line.replica is replica]
     return min(shares, default=math.inf)
 
@@ -424,23 +416,23 @@ def _visible_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> fl
 def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
     """Return the series of a replica divided by how much longer its requests became.
 
-    Longer prompts take longer to process, so TTFT is divided by the relative length of prompts. At
-    the same rate, longer prompts or responses leave more requests in flight, so their number is
-    divided by both relative lengths.
+    A longer prompt has a longer TTFT. A longer prompt or response is in flight for longer.
     """
     relative_prompt_length = _relative_tokens(replica.prompt_tokens)
     relative_output_length = _relative_tokens(replica.output_tokens)
+    relative_request_length = relative_prompt_length * relative_output_length
+
     return msgspec.structs.replace(
         replica,
-        in_flight=replica.in_flight / (relative_prompt_length * relative_output_length),
+        in_flight=replica.in_flight / relative_request_length,
         ttft_ns=replica.ttft_ns / relative_prompt_length,
     )
 
 
 def _relative_tokens(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the tokens of each block divided by those of the first block that has any.
+    """Return the tokens of each block divided by the tokens of the first block.
 
-    Returns 1 for each block unless the tokens grow beyond chance.
+    The result is 1 for each block if the tokens do not grow, or may grow by chance.
     """
     if _growth_share_beyond_chance(tokens) == 0:
         return np.ones(BLOCKS)
@@ -461,5 +453,6 @@ def _growth_share_beyond_chance(tokens: NDArray[np.float64]) -> float:
     (tokens_trend,) = trend.find_trends([tokens])
     if tokens_trend is None or not tokens_trend.grows:
         return 0.0
+
     growth_share = tokens_trend.growth / tokens_trend.mean
     return growth_share if growth_share > MIN_GROWTH_SHARE else 0.0
