@@ -96,18 +96,14 @@ def judge_load(
     window: Window,
     manifest: RunManifest,
 ) -> Sustainable:
-    """Judge whether the measured load of a run was sustained.
+    """Judge whether the servers kept up with the measured load of a run.
 
-    A load was not sustained in these cases:
-
-    - The wait for the first token or the number of requests in flight grew over time.
-    - In an open loop, the server delivered fewer tokens or responses than the arrivals required.
-
-    A load that seems sustained is undecided if many requests failed.
+    A server does not keep up if latencies or queues grew over time, or if it delivered fewer
+    responses than the arrivals required.
 
     Args:
         measured_stages: The records of each measured stage.
-        warmup_stages: The records of each other stage, whose requests are in flight too.
+        warmup_stages: The records of each other stage, whose requests may still be in flight.
         window: The measurement window.
         manifest: The manifest of the run.
     """
@@ -120,6 +116,7 @@ def judge_load(
     if judgement.sustained is False:
         return judgement
 
+    # In a closed loop, requests wait for responses, so arrivals require nothing.
     is_open_loop = not any(stage.closed for stage in stages)
     shortfall = find_shortfall(measured_stages) if is_open_loop else None
     if shortfall is not None:
@@ -127,8 +124,10 @@ def judge_load(
             judgement, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
         )
 
-    is_sustained = judgement.sustained is True
-    return _undecided_if_many_failed(judgement, measured_stages) if is_sustained else judgement
+    if judgement.sustained is True:
+        return _undecided_if_many_failed(judgement, measured_stages)
+
+    return judgement
 
 
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
@@ -137,7 +136,8 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
         return "the run did not finish"
     if len(stages) > 1:
         return "several loads were measured one after the other"
-    if stages and not stages[0].closed and stages[0].rate is None:
+    is_open_without_rate = bool(stages) and not stages[0].closed and stages[0].rate is None
+    if is_open_without_rate:
         return f"the load changes over time by design ({stages[0].arrival})"
     return ""
 
@@ -154,10 +154,7 @@ def _undecided_if_many_failed(
         measured_stages: The records of each measured stage.
     """
     requests = sum(map(len, measured_stages))
-    failed = sum(
-        int((columns.has_status(FAILED) | columns.has_status(LOST)).sum())
-        for columns in measured_stages
-    )
+    failed = sum(map(_count_failed, measured_stages))
     if failed <= FAILURE_SHARE * requests:
         return judgement
 
@@ -168,20 +165,23 @@ def _undecided_if_many_failed(
     return msgspec.structs.replace(judgement, sustained=None, code="failures", reason=reason)
 
 
+def _count_failed(columns: Columns) -> int:
+    """Return the number of failed and lost requests of a stage."""
+    has_failed = columns.has_status(FAILED) | columns.has_status(LOST)
+    return int(has_failed.sum())
+
+
 def _judge_by_growth(
     measured_stages: Sequence[Columns],
     warmup_stages: Sequence[Columns],
     window: Window,
     manifest: RunManifest,
 ) -> Sustainable:
-    """Test whether anything grows in the second half of the steady state.
-
-    A server that falls behind has longer queues only after several durations of a request. So the
-    load is not judged if it is shorter than that.
+    """Judge whether latencies or queues grow in the second half of the steady state.
 
     Args:
         measured_stages: The records of each measured stage.
-        warmup_stages: The records of each other stage, whose requests are in flight too.
+        warmup_stages: The records of each other stage, whose requests may still be in flight.
         window: The measurement window.
         manifest: The manifest of the run.
     """
@@ -195,7 +195,11 @@ def _judge_by_growth(
 
     middle_s = (steady.start_s + steady.end_s) / 2
     tested_time = TestedTime(start_ns=middle_s * 1e9, end_ns=steady.end_s * 1e9)
-    if tested_time.end_ns - tested_time.start_ns < MIN_DURATIONS * median_e2e_ns:
+
+    # Queues grow visibly only over several durations of a request.
+    tested_ns = tested_time.end_ns - tested_time.start_ns
+    is_too_short = tested_ns < MIN_DURATIONS * median_e2e_ns
+    if is_too_short:
         return _report_short_load(
             load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9
         )
@@ -210,20 +214,18 @@ def _median_e2e_ns(measured_stages: Sequence[Columns]) -> float | None:
     for columns in measured_stages:
         e2e_ns = columns.measure("e2e")[columns.is_ok]
         e2e_ns_of_stages.append(drop_undefined(e2e_ns))
-    e2e_ns = join_arrays(e2e_ns_of_stages)
-    return float(np.median(e2e_ns)) if len(e2e_ns) else None
+
+    all_e2e_ns = join_arrays(e2e_ns_of_stages)
+    return float(np.median(all_e2e_ns)) if len(all_e2e_ns) else None
 
 
 def _judge_without_steady_state(measured_stages: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged.
 
-    The steady state is the time in which requests become due and no other load, such as a warm-up,
-    is in flight. A load whose requests are all due at one time never has a steady state. Any other
-    load was too short to reach it.
+    Either all requests were due at one time, or requests of the warm-up were always in flight.
     """
-    due_ns = join_arrays(
-        [columns["due_ns"][columns.reached_due_time] for columns in measured_stages]
-    )
+    due_ns_of_stages = [columns["due_ns"][columns.reached_due_time] for columns in measured_stages]
+    due_ns = join_arrays(due_ns_of_stages)
     are_due_at_once = len(due_ns) == 0 or int(due_ns.max()) == int(due_ns.min())
     if are_due_at_once:
         return Sustainable(
@@ -255,10 +257,10 @@ def _report_short_load(load_s: float, request_s: float) -> Sustainable:
 
 
 def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) -> Sustainable:
-    """Judge whether queues grew at any replica, if each of them got enough requests.
+    """Judge whether latencies or queues grew at any replica, if each replica got enough requests.
 
     Args:
-        replicas: The queue and the latencies of each replica or target over time.
+        replicas: The queue and the latencies of each server over time.
         tested_time: The part of the load that is tested.
     """
     if not replicas:
@@ -279,13 +281,10 @@ def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) ->
 def _report_few_requests(
     due_requests: int, replica_name: str, tested_time: TestedTime, replica_count: int
 ) -> Sustainable:
-    """Return the judgement of a load with too few requests at one replica.
-
-    It proposes the length of a load that would have MIN_REQUESTS there at the same rate. There is
-    no such length if no request was due.
+    """Return the judgement of a load with too few requests at one replica, and a longer length.
 
     Args:
-        due_requests: The requests that were due there in the tested time.
+        due_requests: The requests of the replica that were due in the tested time.
         replica_name: The name of the replica, "" if there is one server.
         tested_time: The part of the load that is tested, which is its second half.
         replica_count: The number of all replicas.
@@ -296,6 +295,7 @@ def _report_few_requests(
         f"({tested_time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
     )
 
+    # The length of a load with enough requests at the same rate.
     needed_s = None
     if due_requests:
         load_s = 2 * tested_time.duration_s
@@ -307,10 +307,8 @@ def _report_few_requests(
 def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
     """Return True if so few requests were in flight at each replica that it kept up for certain.
 
-    A server that does not keep up leaves requests undelivered: more than 1 - MIN_DELIVERED_SHARE of
-    those that were due. All of these are in flight. So a server that never had so many requests in
-    flight kept up, however noisy its series are. For example, with a share of 0.95 and 1,000 due
-    requests, it kept up if fewer than 50 were in flight.
+    A server that delivers less than 95 % of 1,000 due requests has 50 requests in flight at the
+    end. So a server with fewer than 50 requests in flight at all times kept up.
     """
     undelivered_share = 1 - MIN_DELIVERED_SHARE
     return all(
@@ -335,6 +333,7 @@ class _GrowthReport:
         self._test = test
         self._replicas = replicas
         self._time = tested_time
+
         self._replica_noun = _noun_of(replicas[0])
         self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
 
@@ -373,10 +372,7 @@ class _GrowthReport:
         )
 
     def _report_growth(self) -> Sustainable:
-        """Return the judgement of a load under which latencies or queues certainly grew.
-
-        Its reason describes what grew most, and how many replicas are affected.
-        """
+        """Return the judgement of a load under which latencies or queues certainly grew."""
         growths = sorted(self._test.certain, reverse=True)
         largest = growths[0]
         reason = (
@@ -422,23 +418,22 @@ class _GrowthReport:
         return self._make_judgement("steady", reason, sustained=True)
 
     def _report_noise(self) -> Sustainable:
-        """Return the judgement of a load whose series are too noisy to show a growth.
+        """Return the judgement of a load whose latencies and queues are too noisy to show a growth.
 
-        The detection threshold is the smallest growth that the test would have found, as a share of
-        the mean of a series. It is infinite if no series could be tested.
+        The detection threshold is the smallest growth that the test would have found.
         """
         threshold_share = self._test.visible_share
         threshold = f"{threshold_share:.0%}" if math.isfinite(threshold_share) else "unlimited"
+
         reason = (
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
             f"{threshold}. Use a longer --duration"
         )
         judgement = self._make_judgement("too_noisy", reason, sustained=None)
-        load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
 
-        return msgspec.structs.replace(
-            judgement, needed_s=load_s * _needed_length_factor(threshold_share)
-        )
+        load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
+        needed_s = load_s * _needed_length_factor(threshold_share)
+        return msgspec.structs.replace(judgement, needed_s=needed_s)
 
 
 def _noun_of(replica: ReplicaSeries) -> str:
@@ -449,14 +444,14 @@ def _noun_of(replica: ReplicaSeries) -> str:
 def _needed_length_factor(threshold_share: float) -> float:
     """Return how many times as long a load has to be to find a growth of MAX_VISIBLE_SHARE.
 
-    The detection threshold falls with the square root of the length of the load. So a load with a
-    threshold of 1.5 has to last (1.5 / 1)^2 = 2.25 times as long for a threshold of 1. The factor
-    is at most MAX_PROPOSED_FACTOR.
+    The smallest growth that can be found falls with the square root of the length. To find a growth
+    of 1 instead of 1.5, the load has to last (1.5 / 1)^2 = 2.25 times as long.
 
     Args:
-        threshold_share: The smallest growth that was detectable, as a share of the mean.
+        threshold_share: The smallest growth that could be found, as a share of the mean.
     """
-    return min((threshold_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
+    needed_factor = (threshold_share / MAX_VISIBLE_SHARE) ** 2
+    return min(needed_factor, MAX_PROPOSED_FACTOR)
 
 
 def _series_of(growth: Growth) -> str:
