@@ -30,9 +30,6 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     known, but it may have a lower bound: a request without a first token after 5 s has a TTFT of
     more than 5 s. So it is over a limit of 4 s.
 
-    A request that asks for no output, such as an embedding, is never over the limit of a metric of
-    output, such as TTFT.
-
     Args:
         columns: The records of the requests.
         term: A term of an SLO: a metric with a limit.
@@ -43,6 +40,8 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
         return np.zeros(len(columns), bool)
 
     is_over: NDArray[np.bool_] = was_cut & (lower_bounds_ns > term.limit_ns)
+
+    # An embedding request, for example, has no TTFT that could be over a limit.
     if _is_metric_of_output(term.metric):
         is_over &= ~columns.request_no_output
 
@@ -55,14 +54,12 @@ def _is_metric_of_output(metric: str) -> bool:
 
 
 def _lower_bounds_ns(columns: Columns, metric: str) -> NDArray[np.int64] | None:
-    """Return lower bounds of a metric of unfinished requests, or None if the metric has none.
-
-    A metric may be defined by an installed package. If its function fails, the error that is raised
-    names that package.
-    """
+    """Return lower bounds of a metric of unfinished requests, or None if it has no bounds."""
     definition = METRICS.get(metric)
     if definition is None or definition.least is None:
         return None
+
+    # A metric may come from an installed package, which an error then names.
     compute_lower_bounds = METRICS.guard(definition, definition.least)
     return compute_lower_bounds(columns)
 
@@ -70,13 +67,15 @@ def _lower_bounds_ns(columns: Columns, metric: str) -> NDArray[np.int64] | None:
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
     """Return which requests count in the SLO attainment, the share of good requests.
 
-    All but cancelled and unfinished requests count. An unfinished request, which the end of the
-    drain cut, counts as a miss if it had exceeded the limit of a term by then.
+    Cancelled requests do not count. A request that the end of the run cut off counts only if it was
+    already over a limit then.
     """
     was_cut = columns.has_status(UNFINISHED)
-    counted = ~(columns.has_status(CANCELLED) | was_cut)
+    was_cancelled = columns.has_status(CANCELLED)
+    counted = ~(was_cancelled | was_cut)
     if slo is None or not was_cut.any():
         return counted
+
     for term in slo.terms:
         counted |= is_over_when_cut(columns, term)
     return counted
@@ -101,7 +100,7 @@ def meets_slo(
 
     Args:
         columns: The requests.
-        slo: The SLO. Its terms on the gaps of all requests together judge no single request.
+        slo: The SLO.
         replaced_values: Values of some metrics to use instead of the measured ones, such as bounds
             of uncertain values.
     """
@@ -110,6 +109,7 @@ def meets_slo(
     for term in slo.terms:
         if not per_request(term.metric):
             continue
+
         values = replaced_values.get(term.metric)
         if values is None:
             values = columns.measure(term.metric)
@@ -121,10 +121,6 @@ def meets_slo(
 def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which requests meet a term: those within its limit, and those that need no value.
 
-    A request without a value of the metric misses the term, with two exceptions: a response that is
-    too short to have a value of a metric of tokens, such as TPOT, and a request that asks for no
-    output.
-
     Args:
         columns: The requests.
         term: The term.
@@ -134,8 +130,11 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
     is_within_limit = values <= term.limit_ns
     is_metric_of_tokens = needs(term.metric) == "tokens"
     if is_metric_of_tokens:
+        # A response that is too short to have a TPOT, for example, meets a limit on TPOT.
         is_met: NDArray[np.bool_] = ~has_value | is_within_limit
         return is_met
+
+    # A request for no output, such as an embedding, needs no value.
     return np.where(has_value, is_within_limit, columns.request_no_output)
 
 
@@ -196,20 +195,20 @@ def _least_time_per_token(
 ) -> NDArray[np.int64]:
     """Return a lower bound of the time per output token of unfinished requests, in ns.
 
-    The end of the run cut these requests, so their time per token is not known. But a response has
-    at most as many tokens as were requested. If it was cut 10 s after its first token, and 101
-    tokens were requested, TPOT, which does not count the first token, is at least 10 s / 100 =
-    0.1 s. The bound is 0 if no first token had come, or if no number of tokens was requested.
+    A response has at most as many tokens as were requested. If it was cut 10 s after its first
+    token, and 101 tokens were requested, the time per token after the first one is at least
+    10 s / 100 = 0.1 s.
 
     Args:
         columns: The records of the requests.
-        excluded_tokens: How many tokens of each response the metric does not count.
+        excluded_tokens: How many tokens at the start of each response do not count.
     """
     elapsed_ns = _end_or_cut_ns(columns) - columns["first_token_ns"]
     requested_tokens = columns["asked_output"].astype(np.int64)
     most_tokens = requested_tokens - excluded_tokens
     lower_bounds_ns = elapsed_ns // np.maximum(most_tokens, 1)
 
+    # Without a first token or a requested number of tokens, nothing is known.
     has_bound = columns.is_known("first_token_ns") & (most_tokens > 0)
     values: NDArray[np.int64] = np.where(has_bound, lower_bounds_ns, 0)
     return values

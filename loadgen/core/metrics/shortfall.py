@@ -63,17 +63,10 @@ class Shortfall(NamedTuple):
 def find_shortfall(measured_stages: Sequence[Columns]) -> Shortfall | None:
     """Return how far the server of an open loop fell behind its load, or None if it kept up.
 
-    As long as a server keeps up, its delays stay as they were in the first quarter of the load,
-    before a queue could form. So if first tokens came 2 s after the due times then, a second half
-    from 30 to 60 s should have those of the requests due from 28 to 58 s. The server fell behind if
-    it delivered less than MIN_DELIVERED_SHARE of the expected first tokens, or of the expected
-    responses, and the difference is too large to be chance.
-
-    A request with a longer prompt or output may have a longer delay. Failed and dropped requests
-    arrived as well, so their tokens and responses are expected too.
-
-    Args:
-        measured_stages: The records of each measured stage.
+    A server that keeps up has the same delays at the end as in the first quarter of the load. If
+    first tokens came 2 s after the due times at first, then the time from 30 to 60 s should have
+    the first tokens of the requests due from 28 to 58 s. A server with fewer first tokens, or
+    fewer responses, fell behind.
     """
     requests = _PlannedRequests(measured_stages)
     due_ns = requests.column("due_ns")
@@ -89,8 +82,8 @@ def find_shortfall(measured_stages: Sequence[Columns]) -> Shortfall | None:
     if first_token_shortfall is not None:
         return first_token_shortfall
 
-    # In a session, a request begins when the one before it ends, so the time until all of them have
-    # ended depends on more than the server.
+    # In a session, a request begins when the previous one ends, so responses are not expected at
+    # planned times.
     end_ns = requests.ok_end_ns()
     if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
@@ -107,14 +100,10 @@ def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
 
 
 class _PlannedRequests:
-    """The requests that were due when the arrival process planned it, whatever the server did.
+    """The requests with a planned time: single requests and the first requests of sessions.
 
-    They are single requests and the first requests of sessions. A later request of a session is due
-    when its previous response has ended, so it is left out. Requests that were cancelled, lost or
-    never due are left out too.
-
-    Each column is read in each call, because all of them together would take more memory than the
-    rest of a summary.
+    A later request of a session is due when the previous response has ended. Requests that were
+    cancelled, lost or never due are left out.
     """
 
     def __init__(self, measured_stages: Sequence[Columns]) -> None:
@@ -159,7 +148,9 @@ class _PlannedRequests:
 
 def _was_due(columns: Columns) -> NDArray[np.bool_]:
     """Return which requests reached their due time and were neither cancelled nor lost."""
-    return columns.reached_due_time & ~columns.has_status(CANCELLED) & ~columns.has_status(LOST)
+    was_cancelled = columns.has_status(CANCELLED)
+    was_lost = columns.has_status(LOST)
+    return columns.reached_due_time & ~was_cancelled & ~was_lost
 
 
 def _is_planned(columns: Columns) -> NDArray[np.bool_]:
@@ -197,14 +188,15 @@ class _DeliveryTest:
         Args:
             due_ns: The due time of each request, in any order.
         """
+        self._due_ns = due_ns
+        self._ordered_due_ns = sort_times(due_ns)
+
         first_ns = int(due_ns.min())
         last_ns = int(due_ns.max())
         quarter_end_ns = first_ns + (last_ns - first_ns) / 4
-        self._due_ns = due_ns
         self._is_in_first_quarter = due_ns <= quarter_end_ns
         self._half_start_ns = (first_ns + last_ns) / 2
         self._half_end_ns = float(last_ns)
-        self._ordered_due_ns = sort_times(due_ns)
 
     @property
     def duration_ns(self) -> float:
@@ -212,25 +204,24 @@ class _DeliveryTest:
         return self._half_end_ns - self._half_start_ns
 
     def lasts_long_enough(self, end_ns: NDArray[np.int64]) -> bool:
-        """Return True if the second half lasts MIN_DURATIONS times as long as a request does.
-
-        In a shorter load, the server is still filling. Its first responses then come faster than
-        later ones, although it keeps up.
+        """Return True if the second half lasts MIN_DURATIONS times as long as a request.
 
         Args:
             end_ns: The end of each response, -1 without one.
         """
-        durations_ns = (end_ns - self._due_ns)[end_ns >= 0]
+        has_end = end_ns >= 0
+        durations_ns = (end_ns - self._due_ns)[has_end]
         if not len(durations_ns):
             return False
-        return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
+
+        needed_ns = MIN_DURATIONS * float(np.median(durations_ns))
+        return needed_ns <= self.duration_ns
 
     def measure_growth(self, tokens: NDArray[np.int64]) -> RelativeGrowth:
         """Return the tokens of each request, divided by the mean of the first quarter.
 
-        A request with 400 tokens has the growth 2 if the mean is 200. One whose tokens are not
-        known has the growth 1. Returns None if the requests of the second half are not longer on
-        average, apart from a small difference.
+        A request with 400 tokens has the growth 2 if the mean is 200. Return None if requests did
+        not become much longer.
 
         Args:
             tokens: The prompt or output tokens of each request, -1 if not known.
@@ -243,21 +234,19 @@ class _DeliveryTest:
             return None
 
         growth = tokens / float(first_tokens.mean())
-        return np.where(is_known, growth, 1.0)
+        return np.where(is_known, growth, 1.0)  # unknown tokens count as average
 
     def compare_events(
         self, events: EventName, event_ns: NDArray[np.int64], delay_growth: RelativeGrowth
     ) -> Shortfall | None:
         """Return how many fewer events came in the second half than expected, or None if enough.
 
-        In the first quarter of a load, no queue has formed yet. So its delays show how many events
-        a server that keeps up delivers in the second half.
+        The expected number follows from the delays in the first quarter, before a queue has formed.
 
         Args:
             events: The name of the events, for reports.
             event_ns: The time of the event of each request, -1 if it never came.
-            delay_growth: How many times as long as in the first quarter the delay of each request
-                may be.
+            delay_growth: A factor for the delay of each request, for longer prompts or responses.
         """
         delays_ns = self._first_quarter_delays(event_ns)
         if not len(delays_ns):
@@ -272,8 +261,9 @@ class _DeliveryTest:
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
 
     def _first_quarter_delays(self, event_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how long after its due time each event of the first quarter's requests came."""
-        selected = (event_ns >= 0) & self._is_in_first_quarter
+        """Return the delay from the due time to the event for each request of the first quarter."""
+        has_event = event_ns >= 0
+        selected = has_event & self._is_in_first_quarter
         return event_ns[selected] - self._due_ns[selected]
 
     def _count_in_second_half(self, event_ns: NDArray[np.int64]) -> int:
@@ -282,21 +272,17 @@ class _DeliveryTest:
         return int(is_in_second_half.sum())
 
     def _may_be_chance(self, expected: float, observed: int) -> bool:
-        """Return True if a shortfall is within CHANCE_SIGMAS standard deviations.
-
-        The variance of the number of events is that of the number of arrivals: the mean of that
-        number times the index of dispersion of the arrivals.
-        """
+        """Return True if a shortfall is within CHANCE_SIGMAS standard deviations."""
         variance = _index_of_dispersion(self._ordered_due_ns) * expected
-        return expected - observed <= CHANCE_SIGMAS * math.sqrt(variance)
+        standard_deviation = math.sqrt(variance)
+        return expected - observed <= CHANCE_SIGMAS * standard_deviation
 
     def _count_expected(self, delays_ns: NDArray[np.int64], delay_growth: RelativeGrowth) -> float:
         """Return the expected events of the second half if delays stay those of the first quarter.
 
         Args:
             delays_ns: The delays from the due time to the event in the first quarter.
-            delay_growth: How many times as long as in the first quarter the delay of each request
-                may be.
+            delay_growth: A factor for the delay of each request, for longer prompts or responses.
         """
         probabilities = np.linspace(0, 1, DELAY_QUANTILES)
         delay_quantiles_ns = np.quantile(delays_ns, probabilities, method="nearest")
@@ -307,9 +293,8 @@ class _DeliveryTest:
     def _count_expected_by_delays(self, delays_ns: NDArray[np.float64]) -> float:
         """Return the expected events of the second half if each delay is equally probable.
 
-        If every request had a delay of 2 s and the second half lasted from 30 s to 60 s, its events
-        would be those of the requests due from 28 s to 58 s. This number is computed for each
-        delay, and the mean of these numbers is the result.
+        With a delay of 2 s, the time from 30 to 60 s has the events of the requests due from 28 to
+        58 s. The result is the mean of this number over all delays.
 
         Args:
             delays_ns: The delays from the due time to the event that a request may have.
@@ -324,17 +309,14 @@ class _DeliveryTest:
     ) -> float:
         """Return the expected events of the second half if longer requests have longer delays.
 
-        Each request adds the probability that its event comes in the second half. That is the
-        probability that it comes before the end, minus the probability that it comes before the
-        start.
+        Each request adds the probability that its event comes in the second half.
 
         Args:
-            delays_ns: The delays of a request with the growth 1, equally probable and sorted.
-            delay_growth: How many times as long as in the first quarter the delay of each request
-                may be.
+            delays_ns: The delays of an ordinary request, equally probable and sorted.
+            delay_growth: A factor for the delay of each request, for longer prompts or responses.
         """
         probabilities = np.empty(len(self._due_ns))
-        for rows in block_slices(len(self._due_ns)):  # in slices, which takes little memory
+        for rows in block_slices(len(self._due_ns)):  # slices of all requests, to save memory
             due_ns = self._due_ns[rows]
             growth = delay_growth[rows]
             before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, growth)
@@ -364,15 +346,14 @@ def _probability_before(
 ) -> NDArray[np.float64]:
     """Return, for each request, the probability that its event comes before a deadline.
 
-    A request that is due 6 s before the deadline may have a delay of 6 s. If its growth is 2, that
-    is 6 s / 2 = 3 s of an ordinary request. If 80 of 100 ordinary delays are at most 3 s, the
-    probability is 0.8.
+    A request due 6 s before the deadline, with twice the ordinary delay, is in time if the ordinary
+    delay is at most 3 s. If that holds for 80 of 100 ordinary delays, the probability is 0.8.
 
     Args:
         deadline_ns: The deadline.
         due_ns: The due time of each request.
         ordered_delays_ns: The delays of an ordinary request, equally probable and sorted.
-        delay_growth: How many times as long as an ordinary delay that of each request may be.
+        delay_growth: The delay of each request relative to an ordinary request.
     """
     allowed_delays_ns = (deadline_ns - due_ns) / delay_growth
     shorter_delays = np.searchsorted(ordered_delays_ns, allowed_delays_ns, side="right")
@@ -380,10 +361,11 @@ def _probability_before(
 
 
 def _index_of_dispersion(ordered_due_ns: NDArray[np.int64]) -> float:
-    """Return the squared coefficient of variation of the gaps between arrivals, at least 1.
+    """Return the variance of the number of arrivals divided by its mean, at least 1.
 
-    For a renewal process, it is the variance of the number of arrivals divided by its mean (Cox
-    1962). It is 1 for a Poisson load; a steadier load is given the same tolerance.
+    It is 1 for a Poisson load. For a renewal process, it is the squared coefficient of variation of
+    the gaps between arrivals (Cox 1962).
     """
     gaps_ns = np.diff(ordered_due_ns)
-    return max(1.0, float(gaps_ns.var()) / float(gaps_ns.mean()) ** 2)
+    squared_variation = float(gaps_ns.var()) / float(gaps_ns.mean()) ** 2
+    return max(1.0, squared_variation)
