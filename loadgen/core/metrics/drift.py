@@ -99,21 +99,20 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> Drift:
-    """Return the drift without the quantiles of a metric that the run withholds.
-
-    A quantile is in a field of each block, such as `ttft_p99_ms`, and its change is in a field of
-    the drift, such as `ttft_p99`. All of these fields become None.
+    """Return the drift without some quantiles of a metric, in its blocks and in its changes.
 
     Args:
         drift: The drift.
         metric: The metric, such as "ttft".
-        withheld: The names of the withheld statistics of the metric, such as "p99".
+        withheld: The names of the quantiles to remove, such as "p99".
     """
     withheld_quantiles = [
         quantile
         for quantile in QUANTILES
         if quantile.metric == metric and quantile.statistic in withheld
     ]
+
+    # A block has fields such as `ttft_p99_ms`, and the drift has fields such as `ttft_p99`.
     block_changes = {quantile.block_field: None for quantile in withheld_quantiles}
     drift_changes = {quantile.field: None for quantile in withheld_quantiles}
     blocks = tuple(msgspec.structs.replace(block, **block_changes) for block in drift.blocks)
@@ -145,11 +144,7 @@ class TimeBlocks(NamedTuple):
 def sample_blocks(measured_stages: Sequence[Columns]) -> TimeBlocks:
     """Return the latencies of the measured ok requests, by the block of time in which each is due.
 
-    The first block begins with the run, and the last one contains the latest due time. There are no
-    blocks if no request is ok.
-
-    Args:
-        measured_stages: The records of each measured stage.
+    The first block begins with the run, and the last block contains the latest due time.
     """
     due_ns_of_stages = [_ok_due_ns(columns) for columns in measured_stages]
     latest_due_ns = [int(due_ns.max()) for due_ns in due_ns_of_stages if len(due_ns)]
@@ -159,9 +154,11 @@ def sample_blocks(measured_stages: Sequence[Columns]) -> TimeBlocks:
     latest_ns = max(latest_due_ns)
     block_ns = _choose_block_ns(latest_ns)
     block_count = latest_ns // block_ns + 1
+
     samples = [BlockSamples() for _ in range(block_count)]
     for columns, due_ns in zip(measured_stages, due_ns_of_stages, strict=True):
-        _add_to_blocks(samples, columns, _number_blocks(due_ns, block_ns))
+        block_of_request = _number_blocks(due_ns, block_ns)
+        _add_to_blocks(samples, columns, block_of_request)
 
     return TimeBlocks(samples, block_ns)
 
@@ -186,11 +183,8 @@ def _choose_block_ns(latest_ns: int) -> int:
 
 
 def _number_blocks(due_ns: NDArray[np.int64], block_ns: int) -> NDArray[np.int8]:
-    """Return the number of the block in which each request is due, from 0.
-
-    The quotients are written to int8 at once, without an array of int64, which would take eight
-    times the memory. int8 holds all numbers of blocks.
-    """
+    """Return the number of the block in which each request is due, from 0."""
+    # The quotients are below MAX_BLOCKS, so they fit in int8, an eighth of the memory of int64.
     block_of_request = np.empty(len(due_ns), np.int8)
     np.floor_divide(due_ns, block_ns, out=block_of_request, casting="unsafe")
     return block_of_request
@@ -213,13 +207,13 @@ def _add_to_blocks(
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):
         block.requests += request_count
 
-    # In order of blocks, the requests of a block are adjacent. With 3 requests in block 0 and 2 in
-    # block 1, block 0 ends before index 3, and block 1 before index 5.
+    # In order of blocks, the requests of a block are adjacent, so the latencies can be split.
     ordered_rows = _order_ok_rows(columns, block_of_request)
     block_ends = np.cumsum(request_counts)
     for metric in LATENCIES:
         latencies_ns = columns.measure(metric)[ordered_rows]
-        _add_latencies(samples, metric, np.split(latencies_ns, block_ends[:-1]))
+        latencies_of_blocks = np.split(latencies_ns, block_ends[:-1])
+        _add_latencies(samples, metric, latencies_of_blocks)
 
 
 def _add_latencies(
@@ -233,8 +227,6 @@ def _add_latencies(
 def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDArray[np.int32]:
     """Return the row numbers of the ok requests of a stage, in order of their blocks.
 
-    They are int32, which takes half the memory of int64.
-
     Args:
         columns: The records of the stage.
         block_of_request: The number of the block of each ok request.
@@ -243,6 +235,7 @@ def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDAr
     are_all_ok = len(block_of_request) == len(columns)
     if are_all_ok:
         return order
+
     ok_rows = np.flatnonzero(columns.is_ok).astype(np.int32)
     return ok_rows[order]
 
@@ -260,14 +253,10 @@ def measure_drift(
 ) -> Drift:
     """Return how latencies and throughput change over the steady state.
 
-    The changes are between blocks that lie wholly in the steady state. The other blocks are listed
-    too, without a token rate.
-
     Args:
         time_blocks: The latencies by block of time.
-        steady: The steady state.
-        tokens_in: Returns the output tokens that came in an interval, or None if they were not
-            counted.
+        steady: The time of the steady state.
+        tokens_in: Returns the output tokens that came in an interval, or None if not counted.
     """
     if not time_blocks.samples:
         return Drift()
@@ -281,7 +270,8 @@ def measure_drift(
             steady_blocks.append(block)
         blocks.append(block)
 
-    changes = _measure_changes(steady_blocks) if len(steady_blocks) >= MIN_BLOCKS else {}
+    has_enough_blocks = len(steady_blocks) >= MIN_BLOCKS
+    changes = _measure_changes(steady_blocks) if has_enough_blocks else {}
     return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
 
 
@@ -292,14 +282,17 @@ def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float
 
 
 def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
-    """Return the blocks to list: those with requests, and all since the first steady one."""
+    """Return the blocks with requests, and all blocks after the first one in the steady state."""
     timed_blocks: list[_TimedBlock] = []
     for number, samples in enumerate(time_blocks.samples):
         start_ns = number * time_blocks.block_ns
-        span = windows.make_span(start_ns, start_ns + time_blocks.block_ns)
+        end_ns = start_ns + time_blocks.block_ns
+        span = windows.make_span(start_ns, end_ns)
+
         is_after_steady_block = any(block.is_steady for block in timed_blocks)
         if samples.requests or is_after_steady_block:
-            timed_blocks.append(_TimedBlock(samples, span, _is_inside(span, steady)))
+            is_steady = _is_inside(span, steady)
+            timed_blocks.append(_TimedBlock(samples, span, is_steady))
 
     return timed_blocks
 
@@ -325,6 +318,7 @@ def _summarize_block(samples: BlockSamples, span: Span) -> Block:
         end_s=span.end_s or 0.0,
         requests=samples.requests,
     )
+
     quantiles_ms = {}
     for quantile in QUANTILES:
         latencies_ns = samples.values[quantile.metric]
@@ -336,25 +330,24 @@ def _summarize_block(samples: BlockSamples, span: Span) -> Block:
 
 
 def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
-    """Return the relative change of each series from the first to the last third of the blocks.
+    """Return the relative change of the output rate and of each latency, as fields of `Drift`."""
+    output_rates = [block.output_per_s for block in steady_blocks]
+    changes = {"output_per_s": _relative_change(output_rates)}
 
-    A series is a quantile of a latency, or the output rate, in each block. The result has the
-    fields of `Drift`.
-    """
-    changes = {"output_per_s": _relative_change([block.output_per_s for block in steady_blocks])}
     for quantile in QUANTILES:
         values = [getattr(block, quantile.block_field) for block in steady_blocks]
         changes[quantile.field] = _relative_change(values)
+
     return changes
 
 
 def _relative_change(values: Sequence[float | None]) -> float | None:
     """Return the relative change of the median from the first third of the values to the last.
 
-    It is 0.1 if the median rose by 10 %, and None if it is not known in one of the thirds.
+    It is 0.1 if the median rose by 10 %.
 
     Args:
-        values: The values of successive blocks of time, None for a block without one.
+        values: The values of successive blocks of time, None for a block without a value.
     """
     third = len(values) // 3
     first_values = [value for value in values[:third] if value is not None]
@@ -363,4 +356,5 @@ def _relative_change(values: Sequence[float | None]) -> float | None:
         return None
 
     first_median = statistics.median(first_values)
-    return statistics.median(last_values) / first_median - 1 if first_median > 0 else None
+    last_median = statistics.median(last_values)
+    return last_median / first_median - 1 if first_median > 0 else None
