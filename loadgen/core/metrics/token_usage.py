@@ -73,19 +73,17 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_tokens(group: RequestGroup) -> Tokens:
-    """Return the tokens of a group of requests, and their rates over its window.
-
-    A number that is not known is None, such as the tokens of requests whose tokens nobody counted.
-    """
+    """Return the tokens of a group of requests, and their rates. Unknown numbers are None."""
     requests = group.requests
     window = group.window
     gpus = group.gpus
+
     output_tokens = requests.sum_known("output_tokens")
     window_rates = _rates_in_window(requests, window)
     steady_rates = _rates_in_steady_state(requests, window.steady, group.timeline)
 
     return Tokens(
-        # Tokens of ok requests, and those of failed ones, which a provider may bill.
+        # Tokens of ok requests, and tokens of failed requests.
         input=requests.sum_known("input_tokens"),
         output=output_tokens,
         cached=requests.sum_known("cached_tokens"),
@@ -159,13 +157,14 @@ def _tokens_per_event(accumulator: MetricAccumulator) -> float | None:
 
 
 def _cached_share(accumulator: MetricAccumulator) -> float | None:
-    """Return the share of prompt tokens that came from the cache of the server, None if unknown.
+    """Return the share of prompt tokens that came from the cache of the server, None if unknown."""
+    cached_tokens = accumulator.sum_known("cached_tokens")
 
-    Only requests whose response reports cached tokens count.
-    """
-    cached = accumulator.sum_known("cached_tokens")
-    prompt = accumulator.sum_known("input_tokens_of_cached")
-    return None if cached is None or prompt is None else _share_of(cached, prompt)
+    # Only requests that report their cached tokens.
+    prompt_tokens = accumulator.sum_known("input_tokens_of_cached")
+    if cached_tokens is None or prompt_tokens is None:
+        return None
+    return _share_of(cached_tokens, prompt_tokens)
 
 
 def _share_of(count: int, total: int) -> float | None:
@@ -176,16 +175,13 @@ def _share_of(count: int, total: int) -> float | None:
 def _steady_output_per_s(
     accumulator: MetricAccumulator, steady: Span, timeline: Sequence[NDArray[np.int64]]
 ) -> float | None:
-    """Return the output tokens per second of the steady state, or None if none were counted.
-
-    With a timeline of output events, each event counts as many tokens as events carry on average.
-    Without one, the tokens of each response are spread evenly over it.
-    """
+    """Return the output tokens per second of the steady state, or None if none were counted."""
     if accumulator.sum_known("output_tokens") is None:
         return None
 
     steady_tokens = _estimate_tokens_by_events(accumulator, steady, timeline)
     if steady_tokens is None:
+        # Without a timeline of events, the tokens of each response are spread evenly over it.
         steady_tokens = accumulator.amounts("output").between(steady.start_s, steady.end_s)
     return per_second(steady_tokens, steady)
 
@@ -195,12 +191,13 @@ def _estimate_tokens_by_events(
 ) -> float | None:
     """Return the output tokens of the steady state, estimated from its share of all output events.
 
-    If 60 of 80 events came in the steady state, and the server counted 160 tokens, 120 of them are
-    taken to have come in it. Returns None if there are no events or no timeline of them.
+    If 60 of 80 events came in the steady state, so did 120 of 160 tokens. Return None if the times
+    of events are not known.
     """
     all_events = accumulator.sum("output_events")
     if not all_events:
         return None
+
     steady_events = windows.count_events_within(timeline, steady)
     if steady_events is None:
         return None
@@ -213,12 +210,14 @@ def _estimate_tokens_by_events(
 def _steady_input_per_s(accumulator: MetricAccumulator, steady: Span) -> float | None:
     """Return the prompt tokens per second of the steady state, or None if none were counted.
 
-    A prompt counts when its first token comes, also at the start of the interval.
+    A prompt counts at the time of the first output token.
     """
     if accumulator.sum_known("input_tokens") is None:
         return None
+
     amounts = accumulator.amounts("input")
-    return per_second(amounts.between(steady.start_s, steady.end_s, includes_start=True), steady)
+    steady_tokens = amounts.between(steady.start_s, steady.end_s, includes_start=True)
+    return per_second(steady_tokens, steady)
 
 
 def _add_known(first: float | None, second: float | None) -> float | None:
@@ -244,15 +243,13 @@ def _count_requests_by_source(
 ) -> dict[str, int]:
     """Return the number of ok requests by who counted their tokens, such as "server".
 
-    The key "none" has the requests whose tokens nobody counted. The key "unasked" has those that
-    ask for no output, such as embeddings. A key without requests is left out.
-
     Args:
         accumulator: The requests.
-        direction: "input" for the tokens of prompts, "output" for those of responses.
+        direction: Whether the tokens of prompts or of responses were counted.
     """
     sources = [source or "none" for source in SOURCES]
-    sources.append("unasked")
+    sources.append("unasked")  # requests for no output, such as embeddings
+
     counts = {source: accumulator.sum(f"{direction}_source_{source}") for source in sources}
     return {source: count for source, count in counts.items() if count}
 
@@ -260,8 +257,9 @@ def _count_requests_by_source(
 def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) -> float | None:
     """Return the output tokens of all stages per second of the whole run, None without any."""
     totals = [stage.sum_known("output_tokens") for stage in all_stages]
-    known = [total for total in totals if total is not None]
-    return per_second(sum(known) if known else None, window.full_run)
+    known_totals = [total for total in totals if total is not None]
+    output_tokens = sum(known_totals) if known_totals else None
+    return per_second(output_tokens, window.full_run)
 
 
 _FIELDS_FROM_OUTPUT_COUNTS = (
@@ -282,8 +280,6 @@ def output_tokens_over_time(
     requests: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
     """Return a function that estimates the output tokens in any interval of the run.
-
-    The function returns None if no tokens were counted.
 
     Args:
         requests: The measured requests.
@@ -337,15 +333,13 @@ def _no_tokens(_: Span) -> None:
 
 
 def itl_undefined_reason(accumulator: MetricAccumulator, inter_chunk: Distribution) -> str:
-    """Return why there is no inter-token latency (ITL), or "" if there is.
+    """Return why the time between tokens (ITL) cannot be measured, or "" if it can.
 
-    The gaps between output events are gaps between tokens only if each event carries one token. A
-    few tokens in excess of one per event do not matter, such as a token without text that ends a
-    response.
+    The gaps between output events are gaps between tokens only if each event carries one token.
 
     Args:
         accumulator: The requests.
-        inter_chunk: The distribution of the gaps between their output events.
+        inter_chunk: The distribution of the gaps between output events.
     """
     if inter_chunk.count == 0:
         return "no response had two output events"
@@ -354,7 +348,8 @@ def itl_undefined_reason(accumulator: MetricAccumulator, inter_chunk: Distributi
     if not events:
         return "tokens were not counted, so the number of tokens per event is not known"
 
-    if accumulator.sum("surplus_tokens") > ITL_TOKENS_PER_EVENT * events:
+    surplus_tokens = accumulator.sum("surplus_tokens")  # more than one per event
+    if surplus_tokens > ITL_TOKENS_PER_EVENT * events:
         tokens_per_event = accumulator.sum("exact_tokens") / events
         return f"events carry {tokens_per_event:.2f} tokens on average"
 
@@ -364,17 +359,19 @@ def itl_undefined_reason(accumulator: MetricAccumulator, inter_chunk: Distributi
 def prompt_count_difference(
     accumulator: MetricAccumulator, template_tokens: int | None
 ) -> float | None:
-    """Return by what share the server's prompt token counts differ from ours.
+    """Return by what share the server counts more prompt tokens than the client.
 
-    Ours are the tokens of the content as built plus those of the chat template. The result is 0.02
-    if the server counts 2 % more, and None if no request has both counts.
+    It is 0.02 for 2 % more, and None if no request has both counts.
 
     Args:
         accumulator: The requests.
-        template_tokens: The tokens of the chat template per request, None if they are not known.
+        template_tokens: The tokens that the chat template adds to a prompt, None if not known.
     """
     requests = accumulator.sum("prompts_compared")
     if not requests:
         return None
-    expected_tokens = accumulator.sum("prompt_tokens_built") + (template_tokens or 0) * requests
-    return (accumulator.sum("prompt_tokens_of_server") - expected_tokens) / expected_tokens
+
+    all_template_tokens = (template_tokens or 0) * requests
+    client_count = accumulator.sum("prompt_tokens_built") + all_template_tokens
+    server_count = accumulator.sum("prompt_tokens_of_server")
+    return (server_count - client_count) / client_count
