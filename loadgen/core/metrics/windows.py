@@ -92,15 +92,10 @@ def measure_window(
 ) -> Window:
     """Return the intervals of a run over which rates, such as tokens per second, are computed.
 
-    The measurement window lasts from the first due time to the last token. The full run lasts from
-    its start to the end of its last request. `last_issued` lasts from the first due time to the end
-    of the request that was sent last, as MLPerf LoadGen measures rates. If no request was due, only
-    the full run has times.
-
     Args:
         accumulator: The requests that are measured.
         all_stages: The requests of all stages of the run, measured or not.
-        full_load: The time in which the load has its full strength, which limits the steady state.
+        full_load: The time in which the load has its full strength.
     """
     run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
     full_run = make_span(0, run_end_ns)
@@ -109,41 +104,47 @@ def measure_window(
 
     first_due_ns = accumulator.minima["due"]
     measured_time = make_span(first_due_ns, _last_token_ns(accumulator))
+    last_issued = make_span(first_due_ns, _last_issued_end_ns(accumulator))
+
     return Window(
         start_s=measured_time.start_s,
         end_s=measured_time.end_s,
         duration_s=measured_time.duration_s,
         steady=_steady_state(accumulator, full_load),
-        last_issued=make_span(first_due_ns, _last_issued_end_ns(accumulator)),
+        last_issued=last_issued,
         full_run=full_run,
     )
 
 
 def _steady_state(accumulator: MetricAccumulator, full_load: FullLoadTime) -> Span:
-    """Return the time between the first and the last due time in which the load is full.
-
-    Later turns of conversations and tasks are due at the pace of the server. So the last due time
-    is that of a single request or of the first request of a conversation or task, which is a start.
-    """
+    """Return the time between the first and the last due time in which the load is full."""
     first_due_ns = accumulator.minima["due"]
+
+    # Without later requests of conversations, whose due times depend on the server.
     last_start_ns = accumulator.maxima["start"]
-    return make_span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns))
+
+    start_ns = max(first_due_ns, full_load.start_ns)
+    end_ns = min(last_start_ns, full_load.end_ns)
+    return make_span(start_ns, end_ns)
 
 
 def _last_token_ns(accumulator: MetricAccumulator) -> int:
     """Return the time of the last token, or of the last end if no request has a token."""
     last_token_ns = accumulator.maximum("last_token_ns")
-    return accumulator.maximum("done_ns") if last_token_ns == NO_TIME else last_token_ns
+    has_token = last_token_ns != NO_TIME
+    return last_token_ns if has_token else accumulator.maximum("done_ns")
 
 
 def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
-    """Return when the last event came of the request that was sent last, or else its body ended.
+    """Return the time of the last event of the request that was sent last.
 
-    Return NO_TIME if no request was sent.
+    Without an event, it is the time at which the request was done. Without a request, it is
+    NO_TIME.
     """
     last_sent = accumulator.last_sent
     if last_sent is None:
         return NO_TIME
+
     has_event = last_sent.end_ns != UNKNOWN
     return last_sent.end_ns if has_event else last_sent.done_ns
 
@@ -151,16 +152,14 @@ def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
 def find_full_load_time(
     all_stages: Sequence[MetricAccumulator], stages: Sequence[int]
 ) -> FullLoadTime:
-    """Return the time in which the load of some stages is complete and there is no other load.
+    """Return the time in which some stages have their full load and there is no other load.
 
-    It begins when no request of an earlier stage is in flight any more and, in a closed loop, every
-    virtual user has sent its first request. If the virtual users end one by one, it ends when
-    ENDED_USERS_SHARE of them have ended. Otherwise it has no end.
+    It begins when all earlier requests have ended and all virtual users have started. It ends when
+    ENDED_USERS_SHARE of the virtual users have ended.
 
     Args:
         all_stages: The requests of each stage of the run.
-        stages: The indices of the stages that the time is about, without gaps. If there are none,
-            it is about the first stage of the run.
+        stages: The indices of adjacent stages. If there are none, the first stage is used.
     """
     first_stage = min(stages, default=0)
     last_stage = max(stages, default=0)
@@ -169,9 +168,9 @@ def find_full_load_time(
     last_user_start_ns = all_stages[first_stage].maximum("user_start")
     start_ns = max([*earlier_ends_ns, last_user_start_ns])
 
+    # Without recorded ends of virtual users, the full load has no end.
     user_ends_ns = all_stages[last_stage].added_values["user_end"]
-    do_users_end_one_by_one = user_ends_ns.count > 0
-    if not do_users_end_one_by_one:
+    if not user_ends_ns.count:
         return FullLoadTime(start_ns)
 
     end_ns = round(user_ends_ns.quantile(ENDED_USERS_SHARE))
@@ -179,19 +178,18 @@ def find_full_load_time(
 
 
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Return which records of a stage are the first requests of the virtual users of a closed loop.
+    """Return which records of a stage are the first requests of virtual users.
 
-    The first conversations of 8 virtual users are the first 8 conversations of the stage. A single
-    request counts as a conversation with one turn.
+    8 virtual users begin with the first 8 conversations of the stage.
 
     Args:
-        columns: The records of the stage. Their column "slot" numbers all planned requests of the
+        columns: The records of the stage. The column "slot" numbers all planned requests of the
             run, conversation by conversation.
-        plan: The plan of the stage. No record of an open loop is selected.
+        plan: The plan of the stage.
         turns: The number of slots of each conversation.
     """
     virtual_users = plan.concurrency
-    if not virtual_users:
+    if not virtual_users:  # an open loop
         return np.zeros(len(columns), bool)
 
     end_slot = plan.first_slot + virtual_users * turns
@@ -201,18 +199,17 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
 
 
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Return which ok records of a stage are the last requests of its virtual users.
+    """Return which ok records of a stage are the last requests of virtual users.
 
-    The last conversations of 8 virtual users are the last 8 conversations of the stage. A single
-    request counts as a conversation with one turn.
+    8 virtual users end with the last 8 conversations of the stage.
 
     Args:
-        columns: The records of the stage. Their column "slot" numbers all planned requests of the
+        columns: The records of the stage. The column "slot" numbers all planned requests of the
             run, conversation by conversation.
-        plan: The plan of the stage. No record is selected if the stage is an open loop, or ends
-            after a duration and so has no planned number of requests.
+        plan: The plan of the stage.
         turns: The number of slots of each conversation.
     """
+    # An open loop has no virtual users. A stage with a planned duration has no last conversations.
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
 
@@ -237,7 +234,7 @@ def is_last_slot_of_task(slots: NDArray[np.int64], turns: int) -> NDArray[np.boo
 
 
 def per_second(count: float | None, interval: Span | Window) -> float | None:
-    """Return a count per second of an interval, or None if either is not known."""
+    """Return a count per second of an interval, or None if one of both is not known."""
     if count is None or interval.duration_s is None:
         return None
     return count / interval.duration_s
@@ -255,9 +252,6 @@ def is_within(times_ns: NDArray[np.int64], interval: Span | Window) -> NDArray[n
 def count_events_within(timeline: Sequence[NDArray[np.int64]], interval: Span) -> float | None:
     """Return the number of output events in an interval, or None if there are no events.
 
-    The timeline counts events in bins of time. If an interval ends within a bin, a part of the
-    events of the bin counts, as if they were spread evenly over it.
-
     Args:
         timeline: For each stage, the number of output events in bins of BIN_NS.
         interval: The interval, such as the steady state.
@@ -269,19 +263,22 @@ def count_events_within(timeline: Sequence[NDArray[np.int64]], interval: Span) -
 
 
 def cumulate_event_counts(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """Return how many output events came before each bin of time, and before the end of the last.
+    """Return how many output events came before each bin of time, with the total as last entry.
 
-    For a stage with 3, 0 and 2 events in its bins, the result is [0, 3, 3, 5]. It is computed once
-    for many calls of `count_events_between`. Returns None if there are no events.
+    For a stage with 3, 0 and 2 events in its bins, the result is [0, 3, 3, 5]. Return None if there
+    are no events.
 
     Args:
         timeline: For each stage, the number of output events in bins of BIN_NS.
     """
     if not any(counts.any() for counts in timeline):
         return None
-    events_of_bins = np.zeros(max(map(len, timeline)), np.int64)
+
+    bin_count = max(map(len, timeline))
+    events_of_bins = np.zeros(bin_count, np.int64)
     for counts in timeline:
         events_of_bins[: len(counts)] += counts
+
     return np.concatenate([[0], np.cumsum(events_of_bins)])
 
 
@@ -294,6 +291,7 @@ def count_events_between(events_before_bins: NDArray[np.int64], interval: Span |
     """
     if interval.start_s is None or interval.end_s is None:
         return 0.0
+
     events_before_start = _events_until(events_before_bins, interval.start_s)
     events_before_end = _events_until(events_before_bins, interval.end_s)
     return events_before_end - events_before_start
@@ -316,10 +314,9 @@ def _events_until(events_before_bins: NDArray[np.int64], time_s: float) -> float
 def estimate_tokens_within(columns: Columns, interval: Span) -> float:
     """Return an estimate of the output tokens of ok requests that came in an interval.
 
-    The tokens of a request are assumed to come evenly from its first to its last token. This is
-    used where there is no timeline of output events: for one of several targets, and for responses
-    that were not streamed.
+    The tokens of a request are assumed to come evenly from its first to its last token.
     """
+    tokens = time_output_tokens(columns)
     amounts = Amounts()
-    amounts.add(*time_output_tokens(columns))
+    amounts.add(*tokens)
     return amounts.between(interval.start_s, interval.end_s)
