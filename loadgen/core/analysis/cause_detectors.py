@@ -286,7 +286,7 @@ class _Burst(NamedTuple):
 def detect_periodic_stalls(case: Case) -> Cause | None:
     """Detect short bursts of slow requests at regular intervals.
 
-    They show a server that stops from time to time, for example for a checkpoint.
+    Such bursts show that the server stops from time to time, for example for a checkpoint.
     """
     slow_times_s = case.relative_time[case.is_slow] * case.span_s
     bursts = _drop_small_bursts(_find_bursts(slow_times_s))
@@ -732,9 +732,9 @@ def _may_count_waiting_as_prefill(case: Case) -> bool:
 
 
 def _describe_ttft_growth(case: Case) -> str:
-    """Return the clause that says how the median TTFT grew over the load, or "" if it did not.
+    """Return how the median TTFT grew from the first third of the load to the last, as a text.
 
-    The first third of the time of the load is compared with the last third.
+    The text is "" if the median did not grow.
     """
     first_third_ns = case.ttft_ns[case.relative_time < 1 / 3]
     last_third_ns = case.ttft_ns[case.relative_time >= 2 / 3]
@@ -773,7 +773,7 @@ def detect_queue_of_all(case: Case) -> Cause | None:
 
 
 def _cause_by_reported_queue(case: Case, growth_text: str) -> Cause | None:
-    """Return the queue as a cause if requests spent most of their TTFT in it, else None.
+    """Return the queue as a cause if requests spent most of their TTFT in the queue, else None.
 
     Args:
         case: The requests, each with the time in the queue that the server reports.
@@ -817,9 +817,8 @@ class _BatchComparison(NamedTuple):
 def detect_large_batches(case: Case) -> Cause | None:
     """Detect that the time per output token (TPOT) misses its limit because of large batches.
 
-    A batch is the requests that the server decodes together. Large batches are the likely cause if
-    they have a clearly higher TPOT than small ones. They are a possible cause if nearly all
-    requests have about the same TPOT.
+    A batch is the requests that the server decodes together. The cause is likely if TPOT is clearly
+    higher in large batches than in small ones, and possible if TPOT is the same in all batches.
     """
     tpot_ns = case.requests.measure("tpot")
     has_tpot = tpot_ns != UNDEFINED

@@ -264,7 +264,7 @@ def _subject_of_evidence(cause: Cause, case: Case) -> str:
 
 
 def _describe_slow(slow_count: int, request_count: int) -> str:
-    """Return how many requests were slow, as the beginning of a sentence.
+    """Return the beginning of a sentence that says how many requests were slow.
 
     An example is "120 of 5,000 requests exceeded 3x the TTFT of fast requests: ".
     """
@@ -441,9 +441,9 @@ def _explain_excess_by_parts(
 ) -> dict[str, float]:
     """Return which fraction of the excess TTFT each part of TTFT explains.
 
-    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. If it is
-    500 ms, and slow requests queue 350 ms longer on average, the part "queue" explains
-    350 / 500 = 0.7. The result is empty if too few requests are slow.
+    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. For example,
+    if the excess is 500 ms, and slow requests queue 350 ms longer on average, the part "queue"
+    explains 350 / 500 = 0.7. The result is empty if too few requests are slow.
 
     Args:
         requests: The requests.

@@ -295,7 +295,8 @@ def _split_ttft_of_groups(
         has_server_timing: For which requests the server reported its timing.
     """
     ttft_ns = requests.measure("ttft")
-    masks = _masks_for_ttft(groups, has_server_timing, has_ttft=ttft_ns != UNDEFINED)
+    has_ttft = ttft_ns != UNDEFINED
+    masks = _masks_for_ttft(groups, has_server_timing, has_ttft)
     selections = _select_near_percentiles(ttft_ns, requests["due_ns"], masks)
     columns_of_selections = _read_columns(requests, selections, _TTFT_COLUMNS)
 
@@ -312,7 +313,8 @@ def _masks_for_ttft(
 ) -> Iterator[Mask]:
     """Yield, for each group, which requests are used to split TTFT."""
     for group in groups:
-        yield _prefer_server_timing(group.is_member, has_server_timing) & has_ttft
+        is_preferred = _prefer_server_timing(group.is_member, has_server_timing)
+        yield is_preferred & has_ttft
 
 
 def _prefer_server_timing(is_member: Mask, has_server_timing: Mask) -> Mask:
@@ -326,8 +328,9 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
 
     A percentile is left out if the group has too few requests.
     """
+    e2e_ns = requests.measure("e2e")
     masks = (group.is_member for group in groups)
-    selections = _select_near_percentiles(requests.measure("e2e"), requests["due_ns"], masks)
+    selections = _select_near_percentiles(e2e_ns, requests["due_ns"], masks)
     columns_of_selections = _read_columns(requests, selections, _E2E_COLUMNS)
 
     splits_of_groups: list[list[E2eSplit]] = [[] for _ in groups]
@@ -360,8 +363,7 @@ def _find_near_percentiles(
 ) -> Iterator[tuple[PercentileName, Ints]]:
     """Yield each percentile with the indexes of the requests near it, such as from p98.5 to p99.5.
 
-    Requests are ranked by latency, and by scheduled time if latencies are equal. Only the
-    candidates, whose latency is near the percentile, are sorted, to save time.
+    Requests are ranked by latency, and by scheduled time if latencies are equal.
 
     Args:
         latencies_ns: The latency of each request.
@@ -375,9 +377,12 @@ def _find_near_percentiles(
     for percentile, ranks in ranks_by_percentile.items():
         shortest_ns = partitioned_ns[ranks[0]]
         longest_ns = partitioned_ns[ranks[-1]]
-        is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
-        candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
+
+        # Only the requests with a latency near the percentile are sorted, to save time.
+        is_near = (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
+        candidates = _sort_indexes(np.flatnonzero(is_used & is_near), latencies_ns, due_ns)
         rank_of_first = int((partitioned_ns < shortest_ns).sum())
+
         yield percentile, _take_ranks(candidates, rank_of_first, ranks)
 
 
@@ -715,8 +720,8 @@ def _read_listed_fields(
 ) -> list[dict[str, int]]:
     """Return the fields of each of the slowest requests, by name.
 
-    The field `could_send_ns` is added. It is the time at which the request was due, or at which its
-    new connection was open.
+    The added field `could_send_ns` is the time at which the request was due, or at which its new
+    connection was open.
 
     Args:
         measured_stages: The records of each measured stage.

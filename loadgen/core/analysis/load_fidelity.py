@@ -138,9 +138,9 @@ def _exponential_cdf(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check_gap_variation(summary: Summary) -> Iterator[StimulusCheck]:
-    """Check that the gaps between sends vary as planned.
+    """Check that the coefficient of variation of the gaps between sends is as planned.
 
-    Their coefficient of variation is 1 for Poisson arrivals and 0 for evenly spaced ones.
+    This coefficient is 1 for Poisson arrivals and 0 for evenly spaced arrivals.
     """
     planned_cv = summary.load.gap_variation_planned
     measured_cv = summary.load.gap_variation
@@ -198,7 +198,8 @@ def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
     """Check that the rate of requests is about the requested rate of the stage.
 
     The relative standard error of the rate of n random arrivals is cv / sqrt(n), where cv is the
-    coefficient of variation of the gaps between arrivals. It is 0.1 for 100 Poisson arrivals.
+    coefficient of variation of the gaps between arrivals. For 100 Poisson arrivals, the error is
+    1 / sqrt(100) = 0.1.
     """
     achieved_rps = summary.load.achieved_rps
     sent = _count_sent(summary)

@@ -252,7 +252,7 @@ def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
 def _measure_recovery(
     measured_stages: Sequence[Columns], slo: Slo, event: _ExaminedEvent
 ) -> Recovery:
-    """Return when the SLO was met again after an event, and whether it was missed at all.
+    """Return whether the SLO was missed at an event, and when the SLO was met again.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -317,7 +317,7 @@ def _group_requests(
 ) -> _Groups:
     """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
-    Requests that the SLO does not count are left out. The others are grouped by scheduled time.
+    The requests are grouped by scheduled time. Requests that the SLO does not count are left out.
 
     Args:
         measured_stages: The records of each measured stage.

@@ -85,8 +85,7 @@ class ScaledEstimate(Struct, frozen=True):
         """Return the confidence interval of the metric, by Student's t at level LEVEL.
 
         Args:
-            to_metric: Converts a value on the scale of this estimate to one of the metric. It is
-                `math.exp` for an estimate of a logarithm.
+            to_metric: Converts the estimate to the metric, such as `math.exp` for a logarithm.
         """
         t = students_t.t_quantile(0.5 + LEVEL / 2, self.degrees_of_freedom)
         half_width = t * self.error
@@ -234,7 +233,7 @@ def agresti_coull_error(good_count: float, count: int) -> float:
 
 
 def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> ScaledEstimate | None:
-    """Return the logarithm of a rate with its standard error, or None if nothing arrived.
+    """Return the logarithm of a rate with its standard error, or None if that is not known.
 
     A rate of 100/s with an error of 5/s has a logarithm with an error of about 5 / 100 = 0.05.
 
@@ -374,8 +373,8 @@ def _estimate_log_percentile(
 def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[str, float]:
     """Return the percentiles of a metric in ms, such as {"p50": 120.0, "p99": 480.0}.
 
-    Percentiles without a logarithm are left out. The result is empty for a metric without a value
-    per request.
+    Percentiles that are 0 or not known are left out. The result is empty for a metric that has no
+    value for each request.
     """
     has_value_per_request = metric.values is not None
     distribution = _distribution_in_summary(metric, summary)

@@ -65,9 +65,9 @@ def _log_binomial_probability(trials: int, events: int, probability: float) -> f
 def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 0.99) -> int:
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
-    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). For example, a server with
-    1 % of slow queries shows none of them in 459 queries with a probability of 0.99^459, which is
-    below 0.01. So a test without a slow query needs 459 queries.
+    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). For example, if 1 % of all
+    queries are slow, 459 queries have no slow one with a probability of 0.99^459, just below 0.01.
+    So a test without a slow query needs 459 queries.
 
     Args:
         over_limit: The number of queries over the latency limit.

@@ -297,8 +297,8 @@ def ks_distance(
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
     The distance is the largest difference between the share of the values up to x and the
-    probability of the distribution up to x. The share jumps at each value, so it is compared below
-    and above each jump.
+    probability of the distribution up to x. The share jumps at each value, so the shares below and
+    above each jump are compared.
 
     Args:
         ordered: The values, in ascending order.

@@ -109,8 +109,8 @@ class _TrendTest(Struct, frozen=True):
         """Return the smallest true growth that this test finds with probability POWER.
 
         This is the formula of power analysis: a critical value plus a margin, in standard errors.
-        The test finds a growth if its estimate exceeds the critical value. The estimate may be
-        smaller than the true growth, so the true growth has to exceed that value by the margin.
+        The test finds a growth if the estimate exceeds the critical value. The margin is needed
+        because the estimate may be smaller than the true growth.
 
         Args:
             significance_level: The probability of finding a growth when there is none.
@@ -302,7 +302,7 @@ def _scale_times(blocks: NDArray[np.int64]) -> NDArray[np.float64]:
 def _measure_noise(
     values: NDArray[np.float64], times: NDArray[np.float64], slope: float
 ) -> _Noise | None:
-    """Return the noise of a series, or None if it is nothing but rounding errors.
+    """Return the noise of a series, or None if there are only rounding errors.
 
     The noise is the difference between the values and a parabola. So growth that becomes faster or
     slower does not count as noise.
