@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.explain.other_result import OtherResult
-from loadgen.explain.our_run import OurRun
+from loadgen.explain.our_run import LoadgenRun
 
 SAME_LOAD_WITHIN = 0.01
 """Rates and lengths that differ by less than this share count as equal."""
@@ -24,35 +24,37 @@ LOCAL_HOSTS = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "0.0.0.0": "127.0
 
 
 class ComparedField(NamedTuple):
-    """A property of the server or of the load. Empty texts are not known.
+    """A property of the server or of the load, as text. An unknown value is "".
 
     Attributes:
-        name: Its name.
-        ours: Its value in our run.
-        theirs: Its value in the other result.
+        name: The name of the property, such as "concurrency".
+        loadgen_value: The value in the run of loadgen.
+        other_value: The value in the result of the other tool.
     """
 
     name: str
-    ours: str
-    theirs: str
+    loadgen_value: str
+    other_value: str
 
     @property
     def differs(self) -> bool:
         """Whether both values are known and differ."""
-        return bool(self.ours and self.theirs) and self.ours != self.theirs
+        is_known = bool(self.loadgen_value and self.other_value)
+        return is_known and self.loadgen_value != self.other_value
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the other result does not say what ours has."""
-        return bool(self.ours) and not self.theirs
+        """Whether only the run of loadgen has a value."""
+        return bool(self.loadgen_value) and not self.other_value
 
 
 class Comparability(NamedTuple):
-    """What is known about the two loads.
+    """How the loads of a run of loadgen and of another tool differ.
 
     Attributes:
-        differences: The properties that differ, such as "concurrency: 16 vs. 8". Ours is first.
-        unknown: The properties that the other file does not name.
+        differences: The properties that differ, such as "concurrency: 16 vs. 8". The value of
+            loadgen is first.
+        unknown: The properties that the file of the other tool does not name.
         remarks: Further differences between the loads that change metrics, as sentences.
     """
 
@@ -61,17 +63,18 @@ class Comparability(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def check_comparability(ours: OurRun, theirs: OtherResult) -> Comparability:
+def check_comparability(loadgen_run: LoadgenRun, other_result: OtherResult) -> Comparability:
     """Return how the servers and loads of the two results differ, as far as this is known."""
-    stage = _find_measured_stage(ours.manifest)
-    fields = list(_list_fields(ours, theirs, stage))
-    return Comparability(
-        differences=tuple(
-            f"{field.name}: {field.ours} vs. {field.theirs}" for field in fields if field.differs
-        ),
-        unknown=tuple(field.name for field in fields if field.is_unknown),
-        remarks=tuple(_list_remarks(ours, theirs, stage)),
-    )
+    stage = _find_measured_stage(loadgen_run.manifest)
+    fields = list(_list_fields(loadgen_run, other_result, stage))
+    differences = [
+        f"{field.name}: {field.loadgen_value} vs. {field.other_value}"
+        for field in fields
+        if field.differs
+    ]
+    unknown_names = [field.name for field in fields if field.is_unknown]
+    remarks = _list_remarks(loadgen_run, other_result, stage)
+    return Comparability(tuple(differences), tuple(unknown_names), tuple(remarks))
 
 
 def _find_measured_stage(manifest: RunManifest) -> StagePlan:
@@ -82,107 +85,152 @@ def _find_measured_stage(manifest: RunManifest) -> StagePlan:
     return StagePlan()
 
 
-def _list_fields(ours: OurRun, theirs: OtherResult, stage: StagePlan) -> Iterator[ComparedField]:
-    """Yield the properties that must be equal for the metrics to be comparable."""
-    facts = theirs.definitions.facts
-    target = ours.summary.target
-    yield ComparedField("model", target.model, theirs.result.model)
-    yield ComparedField("server", _normalize_url(target.url), _normalize_url(theirs.result.target))
+def _list_fields(
+    loadgen_run: LoadgenRun, other_result: OtherResult, stage: StagePlan
+) -> Iterator[ComparedField]:
+    """Yield the properties that must be equal for the metrics to be comparable.
 
-    concurrency = theirs.find_fact(facts.concurrency)
-    rate_per_s = theirs.find_fact(facts.rate_per_s)
-    yield _compare_load(stage, concurrency, rate_per_s)
-
-    our_tokens = _mean_requested_tokens(ours)
-    yield _compare_numbers("output tokens", our_tokens, theirs.find_fact(facts.output_tokens))
-    yield from _list_different_lengths(ours, theirs)
-
-
-def _list_different_lengths(ours: OurRun, theirs: OtherResult) -> Iterator[ComparedField]:
-    """Yield the mean lengths of the requests that are too different for the same requests.
-
-    They are computed from the counted tokens. Lengths that two tokenizers may give to the same text
-    are left out.
+    Args:
+        loadgen_run: The run of loadgen.
+        other_result: The result of the other tool.
+        stage: The measured load of loadgen's run.
     """
-    counted_lengths = (
-        (
+    target = loadgen_run.summary.target
+    other_target = other_result.result.target
+    yield ComparedField("model", target.model, other_result.result.model)
+    yield ComparedField("server", _normalize_url(target.url), _normalize_url(other_target))
+
+    facts = other_result.definitions.facts
+    other_concurrency = other_result.find_fact(facts.concurrency)
+    other_rate_per_s = other_result.find_fact(facts.rate_per_s)
+    yield _compare_load(stage, other_concurrency, other_rate_per_s)
+
+    loadgen_tokens = _mean_requested_tokens(loadgen_run)
+    other_tokens = other_result.find_fact(facts.output_tokens)
+    yield _compare_numbers("output tokens", loadgen_tokens, other_tokens)
+
+    yield from _list_different_lengths(loadgen_run, other_result)
+
+
+class _CountedLength(NamedTuple):
+    """The mean tokens of a request as both tools counted them. None if unknown."""
+
+    name: str
+    loadgen_tokens: float | None
+    other_tokens: float | None
+
+
+def _list_different_lengths(
+    loadgen_run: LoadgenRun, other_result: OtherResult
+) -> Iterator[ComparedField]:
+    """Yield the mean token counts of a request that differ by more than MAX_TOKEN_RATIO.
+
+    Two tools that sent the same requests may count 100 and 110 tokens with two tokenizers, but not
+    100 and 200.
+    """
+    lengths = [
+        _CountedLength(
             "counted prompt tokens per request",
-            ours.compute_mean_tokens("input_tokens"),
-            theirs.input_tokens_per_request,
+            loadgen_run.compute_mean_tokens("input_tokens"),
+            other_result.input_tokens_per_request,
         ),
-        (
+        _CountedLength(
             "counted output tokens per request",
-            ours.compute_mean_tokens("output_tokens"),
-            theirs.output_tokens_per_request,
+            loadgen_run.compute_mean_tokens("output_tokens"),
+            other_result.output_tokens_per_request,
         ),
-    )
-    for name, our_length, their_length in counted_lengths:
-        if not our_length or not their_length:
+    ]
+    for length in lengths:
+        if not length.loadgen_tokens or not length.other_tokens:
             continue
-        if max(our_length, their_length) > MAX_TOKEN_RATIO * min(our_length, their_length):
-            yield ComparedField(name, f"{our_length:.4g}", f"{their_length:.4g}")
+        shorter, longer = sorted([length.loadgen_tokens, length.other_tokens])
+        if longer > MAX_TOKEN_RATIO * shorter:
+            loadgen_text = f"{length.loadgen_tokens:.4g}"
+            other_text = f"{length.other_tokens:.4g}"
+            yield ComparedField(length.name, loadgen_text, other_text)
 
 
 def _compare_load(
-    stage: StagePlan, concurrency: float | None, rate_per_s: float | None
+    stage: StagePlan, other_concurrency: float | None, other_rate_per_s: float | None
 ) -> ComparedField:
-    """Return our load and that of the other tool: each is a concurrency or a request rate.
+    """Return the loads of loadgen and of the other tool as a property to compare.
+
+    A load is a number of requests in flight or a request rate.
 
     Args:
-        stage: Our load.
-        concurrency: The concurrency of the other tool, or None.
-        rate_per_s: Its request rate, or None.
+        stage: The load of loadgen's run.
+        other_concurrency: The requests in flight of the other tool, or None.
+        other_rate_per_s: The request rate of the other tool, or None.
     """
-    has_only_rate = concurrency is None and rate_per_s is not None
-    if stage.concurrency and has_only_rate:
-        return ComparedField(
-            "load", ours=f"{stage.concurrency} in flight", theirs=f"{rate_per_s:g}/s"
-        )
     if stage.concurrency:
-        return _compare_numbers("concurrency", stage.concurrency, concurrency)
+        if other_concurrency is None and other_rate_per_s is not None:
+            loadgen_load = f"{stage.concurrency} in flight"
+            return ComparedField("load", loadgen_load, f"{other_rate_per_s:g}/s")
+        return _compare_numbers("concurrency", stage.concurrency, other_concurrency)
 
-    has_only_concurrency = rate_per_s is None and concurrency is not None
-    if stage.rate is not None and has_only_concurrency:
-        return ComparedField("load", ours=f"{stage.rate:g}/s", theirs=f"{concurrency:g} in flight")
-    return _compare_numbers("request rate", stage.rate, rate_per_s)
-
-
-def _compare_numbers(name: str, ours: float | None, theirs: float | None) -> ComparedField:
-    """Return a number of both sides. Numbers within SAME_LOAD_WITHIN have the same text."""
-    our_text = "" if ours is None else f"{ours:g}"
-    their_text = "" if theirs is None else f"{theirs:g}"
-    if ours is not None and theirs is not None:
-        is_equal = abs(ours - theirs) <= SAME_LOAD_WITHIN * max(abs(ours), abs(theirs))
-        their_text = our_text if is_equal else their_text
-    return ComparedField(name, our_text, their_text)
+    if stage.rate is not None and other_rate_per_s is None and other_concurrency is not None:
+        return ComparedField("load", f"{stage.rate:g}/s", f"{other_concurrency:g} in flight")
+    return _compare_numbers("request rate", stage.rate, other_rate_per_s)
 
 
-def _mean_requested_tokens(ours: OurRun) -> float | None:
-    """Return the mean requested output tokens of our requests, or None without a request for it."""
-    requested = ours.measured.columns["asked_output"]
-    known = requested[requested > 0]
-    return float(known.mean()) if len(known) else None
+def _compare_numbers(
+    name: str, loadgen_number: float | None, other_number: float | None
+) -> ComparedField:
+    """Return a number of loadgen and of another tool as a property to compare.
+
+    Numbers that differ by at most SAME_LOAD_WITHIN get the same text, so that they count as equal.
+    """
+    loadgen_text = "" if loadgen_number is None else f"{loadgen_number:g}"
+    other_text = "" if other_number is None else f"{other_number:g}"
+
+    if loadgen_number is not None and other_number is not None:
+        largest_number = max(abs(loadgen_number), abs(other_number))
+        difference = abs(loadgen_number - other_number)
+        if difference <= SAME_LOAD_WITHIN * largest_number:
+            other_text = loadgen_text
+
+    return ComparedField(name, loadgen_text, other_text)
+
+
+def _mean_requested_tokens(loadgen_run: LoadgenRun) -> float | None:
+    """Return the mean output tokens that requests asked for, or None if no request has a number."""
+    requested_tokens = loadgen_run.measured.columns["asked_output"]
+    known_tokens = requested_tokens[requested_tokens > 0]
+    return float(known_tokens.mean()) if len(known_tokens) else None
 
 
 def _normalize_url(url: str) -> str:
-    """Return host and port of a URL, so that two ways to write the same server are equal."""
+    """Return host and port of a URL, such as "127.0.0.1:8000" for "http://localhost:8000/v1".
+
+    Names of the local machine are replaced by its address, so that equal servers are equal texts.
+    """
     if not url:
         return ""
-    host_and_port = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
+
+    url_with_scheme = url if "//" in url else f"//{url}"
+    host_and_port = urlsplit(url_with_scheme).netloc.rpartition("@")[2]  # without the user name
     host, colon, port = host_and_port.rpartition(":")
     if not colon:
         return LOCAL_HOSTS.get(host_and_port, host_and_port)
     return f"{LOCAL_HOSTS.get(host, host)}:{port}"
 
 
-def _list_remarks(ours: OurRun, theirs: OtherResult, stage: StagePlan) -> Iterator[str]:
-    """Yield what else differs between the loads and changes metrics."""
-    manifest: RunManifest = ours.manifest
-    if stage.ramp_s and theirs.definitions.starts_at_once:
+def _list_remarks(
+    loadgen_run: LoadgenRun, other_result: OtherResult, stage: StagePlan
+) -> Iterator[str]:
+    """Yield differences between the loads that change metrics, as sentences.
+
+    Args:
+        loadgen_run: The run of loadgen.
+        other_result: The result of the other tool.
+        stage: The measured load of loadgen's run.
+    """
+    manifest: RunManifest = loadgen_run.manifest
+    if stage.ramp_s and other_result.definitions.starts_at_once:
         yield (
             f"Our virtual users started over {stage.ramp_s:.2g} s, and those of "
-            f"{theirs.definitions.tool} start at once. For the same start, add --stagger 0 to "
-            "loadgen run."
+            f"{other_result.definitions.tool} start at once. For the same start, add --stagger 0 "
+            "to loadgen run."
         )
     if manifest.api != "chat":
         yield f"Our run used the API {manifest.api}. Check that the other tool used it, too."

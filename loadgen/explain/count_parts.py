@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from loadgen.explain.other_result import OtherResult
-from loadgen.explain.our_run import OurRun
+from loadgen.explain.our_run import LoadgenRun
 from loadgen.explain.parts import (
     ExplainedMetric,
     MetricName,
@@ -20,11 +20,11 @@ OUTPUT_TOKENS = MetricName("tokens.output", "output tokens")
 
 
 class _Requests(NamedTuple):
-    """How many requests of a run ended.
+    """How many requests of a run succeeded and failed.
 
     Attributes:
-        ok: The successful ones.
-        failed: The failed ones. None if the tool does not count them.
+        ok: The successful requests.
+        failed: The failed requests. None if the tool does not count failed requests.
     """
 
     ok: float
@@ -32,113 +32,137 @@ class _Requests(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The successful and the failed requests."""
         return self.ok + (self.failed or 0.0)
 
 
-def explain_counts(ours: OurRun, theirs: OtherResult) -> Iterator[ExplainedMetric]:
-    """Yield the counts of requests and of tokens that both results have."""
-    our_requests = _count_our_requests(ours)
-    their_requests = _count_their_requests(theirs)
-    if their_requests is None:
+def explain_counts(loadgen_run: LoadgenRun, other_result: OtherResult) -> Iterator[ExplainedMetric]:
+    """Yield why the counts of requests and tokens differ between loadgen and another tool.
+
+    Yield nothing if the file of the other tool does not say how many requests it sent.
+    """
+    loadgen_requests = _count_loadgen_requests(loadgen_run)
+    other_requests = _count_other_requests(other_result)
+    if other_requests is None:
         return
 
-    yield _explain_successes(our_requests, their_requests)
-    if their_requests.failed is not None:
-        yield _explain_failures(our_requests, their_requests)
+    yield _explain_successes(loadgen_requests, other_requests)
+    if other_requests.failed is not None:
+        yield _explain_failures(loadgen_requests, other_requests)
 
-    yield from _explain_tokens(ours, theirs, our_requests, their_requests)
+    # Token counts are compared per successful request.
+    if loadgen_requests.ok:
+        request_ratio = other_requests.ok / loadgen_requests.ok
+        yield from _explain_tokens(loadgen_run, other_result, request_ratio)
 
 
-def _count_our_requests(ours: OurRun) -> _Requests:
+def _count_loadgen_requests(loadgen_run: LoadgenRun) -> _Requests:
     """Return the requests of our run as other tools count them."""
-    counts = ours.summary.requests
+    counts = loadgen_run.summary.requests
     return _Requests(counts.ok, counts.failed + counts.lost)
 
 
-def _count_their_requests(theirs: OtherResult) -> _Requests | None:
-    """Return the requests of the other tool, or None if its file does not say."""
-    ok = theirs.metrics.get("requests.ok")
+def _count_other_requests(other_result: OtherResult) -> _Requests | None:
+    """Return how many requests of another tool succeeded and failed, or None if unknown.
+
+    If the file has only the planned number of requests, all that did not succeed have failed.
+    """
+    ok = other_result.metrics.get("requests.ok")
     if ok is None:
         return None
-    failed = theirs.metrics.get("requests.failed")
-    planned = theirs.find_fact(theirs.definitions.facts.requests)
+
+    failed = other_result.metrics.get("requests.failed")
+    planned = other_result.find_fact(other_result.definitions.facts.requests)
     if failed is None and planned is not None:
         failed = planned - ok
     return _Requests(ok, failed)
 
 
-def _explain_successes(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
-    """Return the difference of successful requests: more requests, and more failures."""
-    after_requests = ours.ok + theirs.total - ours.total
-    steps = [MetricStep("requests", after_requests), MetricStep("failures", theirs.ok)]
-    return split_difference(
-        MetricName("requests.ok", "successful requests"), ours.ok, steps, theirs.ok
-    )
+def _explain_successes(loadgen: _Requests, other: _Requests) -> ExplainedMetric:
+    """Return why the number of successful requests differs between loadgen and another tool.
 
-
-def _explain_failures(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
-    """Return the difference of failed requests: more requests, and another share that fails.
-
-    With more requests, more of them fail at the failure rate of our run.
+    Example: 98 of 100 requests of loadgen succeeded, and 190 of 200 of the other tool. With 100
+    requests more, loadgen would have 198 successes. The remaining -8 are failures of the other
+    tool.
     """
-    our_failed = ours.failed or 0.0
-    their_failed = theirs.failed or 0.0
-    failure_rate = our_failed / ours.total if ours.total else 0.0
+    added_requests = other.total - loadgen.total
     steps = [
-        MetricStep("requests", failure_rate * theirs.total),
-        MetricStep("failures", their_failed),
+        MetricStep("requests", loadgen.ok + added_requests),
+        MetricStep("failures", other.ok),
     ]
-    return split_difference(
-        MetricName("requests.failed", "failed requests"), our_failed, steps, their_failed
-    )
+    name = MetricName("requests.ok", "successful requests")
+    return split_difference(name, loadgen.ok, steps, other.ok)
+
+
+def _explain_failures(loadgen: _Requests, other: _Requests) -> ExplainedMetric:
+    """Return why the number of failed requests differs between loadgen and another tool.
+
+    Example: 2 of 100 requests of loadgen failed, and 10 of 200 of the other tool. At loadgen's
+    failure rate, 4 of 200 would fail. So 2 of the 8 additional failures come from the number of
+    requests, and 6 come from the higher failure rate.
+    """
+    loadgen_failed = loadgen.failed or 0.0
+    other_failed = other.failed or 0.0
+    loadgen_failure_rate = loadgen_failed / loadgen.total if loadgen.total else 0.0
+
+    steps = [
+        MetricStep("requests", loadgen_failure_rate * other.total),
+        MetricStep("failures", other_failed),
+    ]
+    name = MetricName("requests.failed", "failed requests")
+    return split_difference(name, loadgen_failed, steps, other_failed)
 
 
 def _explain_tokens(
-    ours: OurRun, theirs: OtherResult, our_requests: _Requests, their_requests: _Requests
+    loadgen_run: LoadgenRun, other_result: OtherResult, request_ratio: float
 ) -> Iterator[ExplainedMetric]:
-    """Yield why the total numbers of input and output tokens differ.
+    """Yield why the total numbers of input and output tokens differ between loadgen and a tool.
 
-    A number that one of the results does not have is left out.
-    """
-    if not our_requests.ok:
-        return
-
-    our_tokens = ours.summary.tokens
-    their_input = theirs.metrics.get(INPUT_TOKENS.path)
-    if our_tokens.input is not None and their_input is not None:
-        ratio = TokenRatio(counting=_find_prompt_scale(ours, theirs))
-        after_requests = our_tokens.input * their_requests.ok / our_requests.ok
-        steps = _list_token_steps(after_requests, ratio)
-        yield split_difference(INPUT_TOKENS, our_tokens.input, steps, their_input)
-
-    their_output = theirs.metrics.get(OUTPUT_TOKENS.path)
-    if our_tokens.output is not None and their_output is not None:
-        ratio = find_token_ratio(ours, theirs)
-        after_requests = our_tokens.output * their_requests.ok / our_requests.ok
-        steps = _list_token_steps(after_requests, ratio)
-        yield split_difference(OUTPUT_TOKENS, our_tokens.output, steps, their_output)
-
-
-def _list_token_steps(after_requests: float, ratio: TokenRatio) -> list[MetricStep]:
-    """Return our number of tokens after each step towards the number of the other tool.
+    A total that one of the results does not have is left out.
 
     Args:
-        after_requests: Our number, scaled to the number of requests of the other tool.
-        ratio: How the tokens per request differ.
+        loadgen_run: The run of loadgen.
+        other_result: The result of the other tool.
+        request_ratio: The successful requests of the other tool, divided by those of loadgen.
     """
-    after_counting = after_requests * ratio.counting
+    loadgen_tokens = loadgen_run.summary.tokens
+
+    other_input = other_result.metrics.get(INPUT_TOKENS.path)
+    if loadgen_tokens.input is not None and other_input is not None:
+        ratio = TokenRatio(counting=_find_prompt_scale(loadgen_run, other_result))
+        steps = _list_token_steps(loadgen_tokens.input * request_ratio, ratio)
+        yield split_difference(INPUT_TOKENS, loadgen_tokens.input, steps, other_input)
+
+    other_output = other_result.metrics.get(OUTPUT_TOKENS.path)
+    if loadgen_tokens.output is not None and other_output is not None:
+        ratio = find_token_ratio(loadgen_run, other_result)
+        steps = _list_token_steps(loadgen_tokens.output * request_ratio, ratio)
+        yield split_difference(OUTPUT_TOKENS, loadgen_tokens.output, steps, other_output)
+
+
+def _list_token_steps(scaled_tokens: float, ratio: TokenRatio) -> list[MetricStep]:
+    """Return loadgen's number of tokens after each step towards the other tool's number.
+
+    Args:
+        scaled_tokens: Loadgen's number of tokens, scaled to the other tool's number of requests.
+        ratio: The tokens per request of the other tool, divided by the tokens of loadgen.
+    """
+    after_counting = scaled_tokens * ratio.counting
+    after_lengths = after_counting * ratio.length
     return [
-        MetricStep("requests", after_requests),
+        MetricStep("requests", scaled_tokens),
         MetricStep("token_counts", after_counting),
-        MetricStep("response_lengths", after_counting * ratio.length),
+        MetricStep("response_lengths", after_lengths),
     ]
 
 
-def _find_prompt_scale(ours: OurRun, theirs: OtherResult) -> float:
-    """Return the prompt tokens per request that the other tool counted, divided by ours."""
-    our_tokens = ours.compute_mean_tokens("input_tokens")
-    their_tokens = theirs.input_tokens_per_request
-    if not our_tokens or their_tokens is None:
+def _find_prompt_scale(loadgen_run: LoadgenRun, other_result: OtherResult) -> float:
+    """Return the mean prompt tokens of the other tool, divided by the mean of loadgen.
+
+    A tool that counts 110 tokens where loadgen counts 100 has 1.1. Unknown counts have 1.
+    """
+    loadgen_tokens = loadgen_run.compute_mean_tokens("input_tokens")
+    other_tokens = other_result.input_tokens_per_request
+    if not loadgen_tokens or other_tokens is None:
         return 1.0
-    return their_tokens / our_tokens
+    return other_tokens / loadgen_tokens

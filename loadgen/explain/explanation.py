@@ -13,7 +13,7 @@ from loadgen.explain.count_parts import explain_counts
 from loadgen.explain.latency_parts import explain_latencies, list_withheld_latencies
 from loadgen.explain.log_match import list_log_differences
 from loadgen.explain.other_result import read_other_result
-from loadgen.explain.our_run import OurRun
+from loadgen.explain.our_run import LoadgenRun
 from loadgen.explain.parts import ExplainedMetric
 from loadgen.explain.rate_parts import explain_rates
 
@@ -52,8 +52,8 @@ class ExplainedDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_difference(
-    our_path: Path,
-    their_path: Path,
+    loadgen_path: Path,
+    other_path: Path,
     *,
     allow_differences: bool = False,
     server_log: Path | None = None,
@@ -61,8 +61,8 @@ def explain_difference(
     """Return the difference between our run and the result of another tool, in parts.
 
     Args:
-        our_path: The folder of the run.
-        their_path: The result file of the other tool, or a directory with one.
+        loadgen_path: The folder of the run.
+        other_path: The result file of the other tool, or a directory with one.
         allow_differences: Whether to explain results of different servers or loads as well.
         server_log: The log of the simulated server that the other tool measured, if there is one.
 
@@ -70,18 +70,18 @@ def explain_difference(
         UserError: A result cannot be read, our run has no records or no successful request, or the
             results are of different servers or loads, or the log is that of another run.
     """
-    ours = _open_our_run(our_path)
-    theirs = read_other_result(their_path, server_log)
-    comparability = check_comparability(ours, theirs)
+    loadgen_run = _open_loadgen_run(loadgen_path)
+    other_result = read_other_result(other_path, server_log)
+    comparability = check_comparability(loadgen_run, other_result)
     if comparability.differences and not allow_differences:
         raise UserError(
             "mismatch",
             f"the results are of different loads: {'; '.join(comparability.differences)}",
-            f"{our_path} and {their_path}",
+            f"{loadgen_path} and {other_path}",
             "measure the same load with both tools, or add --anyway to explain them nevertheless",
         )
 
-    log_differences = list_log_differences(ours, theirs)
+    log_differences = list_log_differences(loadgen_run, other_result)
     if log_differences and not allow_differences:
         raise UserError(
             "mismatch",
@@ -91,30 +91,30 @@ def explain_difference(
         )
 
     metrics = (
-        *explain_latencies(ours, theirs),
-        *explain_rates(ours, theirs),
-        *explain_counts(ours, theirs),
+        *explain_latencies(loadgen_run, other_result),
+        *explain_rates(loadgen_run, other_result),
+        *explain_counts(loadgen_run, other_result),
     )
     return ExplainedDifference(
-        ours=str(our_path),
-        theirs=str(their_path),
-        tool=theirs.name,
-        definitions_version=theirs.definitions.version,
-        definitions_source=theirs.definitions.source,
-        valid=ours.summary.verdict.valid,
-        simulated=ours.summary.target.simulated,
+        ours=str(loadgen_path),
+        theirs=str(other_path),
+        tool=other_result.name,
+        definitions_version=other_result.definitions.version,
+        definitions_source=other_result.definitions.source,
+        valid=loadgen_run.summary.verdict.valid,
+        simulated=loadgen_run.summary.target.simulated,
         differences=(
             *comparability.differences,
             *(f"server log: {difference}" for difference in log_differences),
         ),
         unknown=comparability.unknown,
         remarks=comparability.remarks,
-        withheld=tuple(list_withheld_latencies(ours, theirs)),
+        withheld=tuple(list_withheld_latencies(loadgen_run, other_result)),
         metrics=metrics,
     )
 
 
-def _open_our_run(path: Path) -> OurRun:
+def _open_loadgen_run(path: Path) -> LoadgenRun:
     """Return our run. Raises UserError if it has no records or no successful request."""
     if not path.exists():
         raise UserError(
@@ -143,12 +143,12 @@ def _open_our_run(path: Path) -> OurRun:
         )
 
     stored = run.stored
-    ours = OurRun(run.summary, stored.manifest, stored.rows, stored.gaps)
-    if ours.count_successful() == 0:
+    loadgen_run = LoadgenRun(run.summary, stored.manifest, stored.rows, stored.gaps)
+    if loadgen_run.count_successful() == 0:
         raise UserError(
             "no_figure",
             "no request succeeded, so there is nothing to explain",
             str(path),
             f"see the reasons with: loadgen report {path}",
         )
-    return ours
+    return loadgen_run

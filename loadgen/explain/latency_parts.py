@@ -9,11 +9,11 @@ the other tool needed for sending.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from loadgen.explain.other_result import OtherResult
-from loadgen.explain.our_run import DefinedLatency, OurRun
+from loadgen.explain.our_run import DefinedLatency, LoadgenRun
 from loadgen.explain.parts import (
     ExplainedMetric,
     MetricName,
@@ -46,6 +46,10 @@ _MEAN_PER_REQUEST = LatencyDefinition("first_token_ns", "last_token_ns", "tokens
 """The mean time between the tokens of a request, which follows from its first and last token."""
 
 
+_ReplaceProperty = Callable[[LatencyDefinition, LatencyDefinition], LatencyDefinition]
+"""Returns the first definition with one property of the second definition."""
+
+
 class Redefinition(NamedTuple):
     """A latency after one more definition was replaced."""
 
@@ -53,67 +57,79 @@ class Redefinition(NamedTuple):
     latency: DefinedLatency
 
 
-def explain_latencies(ours: OurRun, theirs: OtherResult) -> Iterator[ExplainedMetric]:
-    """Yield each statistic of each latency that both results have."""
-    for tool_latency in theirs.definitions.latencies:
+def explain_latencies(
+    loadgen_run: LoadgenRun, other_result: OtherResult
+) -> Iterator[ExplainedMetric]:
+    """Yield each statistic of each latency that both results have, such as the p99 of TTFT."""
+    for tool_latency in other_result.definitions.latencies:
         for statistic in STATISTICS:
-            explained = _explain_statistic(ours, theirs, tool_latency, statistic)
+            explained = _explain_statistic(loadgen_run, other_result, tool_latency, statistic)
             if explained is not None:
                 yield explained
 
 
-def list_withheld_latencies(ours: OurRun, theirs: OtherResult) -> list[str]:
-    """Return the latencies that are not explained because our run withholds them."""
-    return [
-        LATENCY_LABELS[latency.name]
-        for latency in theirs.definitions.latencies
-        if any(_find_withheld_reason(ours, latency.name, statistic) for statistic in STATISTICS)
-    ]
+def list_withheld_latencies(loadgen_run: LoadgenRun, other_result: OtherResult) -> list[str]:
+    """Return the labels of latencies that loadgen does not report, such as "TTFT".
+
+    A run withholds a latency that its timestamps do not support.
+    """
+    labels = []
+    for latency in other_result.definitions.latencies:
+        reasons = [
+            _find_withheld_reason(loadgen_run, latency.name, statistic) for statistic in STATISTICS
+        ]
+        if any(reasons):
+            labels.append(LATENCY_LABELS[latency.name])
+    return labels
+
+
+class _LatencyChange(NamedTuple):
+    """New values of some fields of a DefinedLatency, and the name of this change."""
+
+    part: PartName
+    fields: dict[str, Any]
 
 
 def list_redefinitions(
-    our_definition: LatencyDefinition,
-    their_definition: LatencyDefinition,
+    loadgen_definition: LatencyDefinition,
+    other_definition: LatencyDefinition,
     *,
     counts_warm_up: bool,
     tokens: TokenRatio,
     percentiles: PercentileRule,
 ) -> list[Redefinition]:
-    """Return our latency after each step in which it becomes more like that of the other tool.
+    """Return a latency of loadgen after each change towards the definition of another tool.
 
-    A step that changes nothing is left out. The order is fixed, see the module.
+    Changes are cumulative: each entry includes all earlier changes. A change without an effect is
+    left out.
 
     Args:
-        our_definition: Our definition of the latency.
-        their_definition: That of the other tool.
-        counts_warm_up: Whether the requests of our warm-up count, as those of the other tool do.
-        tokens: How the token counts of the other result differ from ours.
-        percentiles: How the other tool computes percentiles.
+        loadgen_definition: The definition of the latency in loadgen.
+        other_definition: The definition of the latency in the other tool.
+        counts_warm_up: Whether requests of loadgen's warm-up count.
+        tokens: The token counts of the other tool, divided by the token counts of loadgen.
+        percentiles: The rule by which the other tool computes percentiles.
     """
-    latency = DefinedLatency(our_definition, percentiles=OWN_PERCENTILES)
+    token_scale = tokens.counting if other_definition.is_per_token else 1.0
+    definition_changes = [
+        _LatencyChange(changed.part, {"definition": changed.definition})
+        for changed in _list_definitions(loadgen_definition, other_definition)
+    ]
+    changes = [
+        _LatencyChange("warm_up", {"includes_warm_up": counts_warm_up}),
+        *definition_changes,
+        _LatencyChange("token_counts", {"token_scale": token_scale}),
+        _LatencyChange("percentile_rule", {"percentiles": percentiles}),
+        _LatencyChange("response_lengths", {"length_scale": tokens.length}),
+    ]
+
+    latency = DefinedLatency(loadgen_definition, percentiles=OWN_PERCENTILES)
     redefinitions = []
-
-    if counts_warm_up:
-        latency = latency._replace(includes_warm_up=True)
-        redefinitions.append(Redefinition("warm_up", latency))
-
-    for part, definition in _list_definitions(our_definition, their_definition):
-        latency = latency._replace(definition=definition)
-        redefinitions.append(Redefinition(part, latency))
-
-    is_per_token = their_definition.divisor is not None or their_definition.unit == "gap"
-    if tokens.counting != 1.0 and is_per_token:
-        latency = latency._replace(token_scale=tokens.counting)
-        redefinitions.append(Redefinition("token_counts", latency))
-
-    if percentiles != OWN_PERCENTILES:
-        latency = latency._replace(percentiles=percentiles)
-        redefinitions.append(Redefinition("percentile_rule", latency))
-
-    if tokens.length != 1.0:
-        latency = latency._replace(length_scale=tokens.length)
-        redefinitions.append(Redefinition("response_lengths", latency))
-
+    for change in changes:
+        changed_latency = latency._replace(**change.fields)
+        if changed_latency != latency:
+            redefinitions.append(Redefinition(change.part, changed_latency))
+        latency = changed_latency
     return redefinitions
 
 
@@ -125,76 +141,117 @@ class _NamedDefinition(NamedTuple):
 
 
 def _list_definitions(
-    our_definition: LatencyDefinition, their_definition: LatencyDefinition
+    loadgen_definition: LatencyDefinition, other_definition: LatencyDefinition
 ) -> Iterator[_NamedDefinition]:
-    """Yield our definition after each change, until it is that of the other tool.
+    """Yield the definition of loadgen after each change towards the definition of another tool.
 
-    Properties that are equal in both definitions have no step.
+    Example: loadgen measures TTFT from the scheduled time of a request, and the other tool measures
+    from sending. The change "origin" then replaces the start. Equal properties have no change.
     """
-    definition = our_definition
-    if definition.unit != their_definition.unit:
-        is_pooled = definition.unit == "gap"
-        per_request = _MEAN_PER_REQUEST if is_pooled else definition
-        definition = per_request._replace(unit=their_definition.unit)
-        yield _NamedDefinition("aggregation", definition)
+    replacements: tuple[tuple[PartName, _ReplaceProperty], ...] = (
+        ("aggregation", _replace_unit),
+        ("origin", _start_at_sending),
+        ("first_event", _replace_first_token_by_first_event),
+        ("end", _replace_end),
+        ("divided_tokens", _replace_divisor),
+    )
+    definition = loadgen_definition
+    for part, replace_property in replacements:
+        changed_definition = replace_property(definition, other_definition)
+        if changed_definition != definition:
+            yield _NamedDefinition(part, changed_definition)
+        definition = changed_definition
 
-    if definition.start != their_definition.start and their_definition.start == "sent_ns":
-        definition = definition._replace(start=their_definition.start)
-        yield _NamedDefinition("origin", definition)
 
-    # The role event replaces the first token, which is the end of a TTFT.
-    if their_definition.end == "role_event":
-        definition = definition._replace(end="role_event")
-        yield _NamedDefinition("first_event", definition)
+def _replace_unit(definition: LatencyDefinition, other: LatencyDefinition) -> LatencyDefinition:
+    """Return a definition whose sample has the unit of the other one, such as "request"."""
+    if definition.unit == other.unit:
+        return definition
+    # All times between tokens together become one mean time between tokens of each request.
+    per_request = _MEAN_PER_REQUEST if definition.has_value_per_gap else definition
+    return per_request._replace(unit=other.unit)
 
-    # It is the start of a time between tokens.
-    if their_definition.start == "role_event":
-        definition = definition._replace(start="role_event")
-        yield _NamedDefinition("first_event", definition)
 
-    if definition.end != their_definition.end:
-        definition = definition._replace(end=their_definition.end)
-        yield _NamedDefinition("end", definition)
+def _start_at_sending(definition: LatencyDefinition, other: LatencyDefinition) -> LatencyDefinition:
+    """Return a definition that starts when a request is sent, if the other one does."""
+    return definition._replace(start="sent_ns") if other.start == "sent_ns" else definition
 
-    if definition.divisor != their_definition.divisor:
-        definition = definition._replace(divisor=their_definition.divisor)
-        yield _NamedDefinition("divided_tokens", definition)
+
+def _replace_first_token_by_first_event(
+    definition: LatencyDefinition, other: LatencyDefinition
+) -> LatencyDefinition:
+    """Return a definition that uses the first event of a response where the other one does.
+
+    The first event may carry only a role, such as "assistant", and no token. A TTFT ends at the
+    first event, and a time per token starts there.
+    """
+    if other.end == "role_event":
+        return definition._replace(end="role_event")
+    if other.start == "role_event":
+        return definition._replace(start="role_event")
+    return definition
+
+
+def _replace_end(definition: LatencyDefinition, other: LatencyDefinition) -> LatencyDefinition:
+    """Return a definition that ends at the timestamp of the other one."""
+    return definition._replace(end=other.end)
+
+
+def _replace_divisor(definition: LatencyDefinition, other: LatencyDefinition) -> LatencyDefinition:
+    """Return a definition that divides by the same tokens as the other one."""
+    return definition._replace(divisor=other.divisor)
 
 
 def _explain_statistic(
-    ours: OurRun, theirs: OtherResult, tool_latency: ToolLatency, statistic: str
+    loadgen_run: LoadgenRun, other_result: OtherResult, tool_latency: ToolLatency, statistic: str
 ) -> ExplainedMetric | None:
-    """Return one statistic of a latency in parts, or None if a result does not have it."""
-    path = f"{tool_latency.metric}.{statistic}"
-    their_value = theirs.metrics.get(path)
-    if their_value is None or _find_withheld_reason(ours, tool_latency.name, statistic):
+    """Return why a statistic of a latency, such as p99, differs between loadgen and another tool.
+
+    Return None if one of the results does not have the statistic.
+    """
+    metric = f"{tool_latency.metric}.{statistic}"
+    other_value_ms = other_result.metrics.get(metric)
+    is_withheld = bool(_find_withheld_reason(loadgen_run, tool_latency.name, statistic))
+    if other_value_ms is None or is_withheld:
         return None
 
-    our_definition = OWN_LATENCIES[tool_latency.name]
-    own_latency = DefinedLatency(our_definition, percentiles=OWN_PERCENTILES)
-    our_value = ours.compute_statistic(own_latency, statistic)
-    if our_value is None:
+    loadgen_latency = DefinedLatency(OWN_LATENCIES[tool_latency.name], percentiles=OWN_PERCENTILES)
+    loadgen_value_ms = loadgen_run.compute_statistic(loadgen_latency, statistic)
+    if loadgen_value_ms is None:
         return None
 
-    redefinitions = list_redefinitions(
-        our_definition,
-        tool_latency.definition,
-        counts_warm_up=theirs.sent_no_warm_up and ours.has_warm_up,
-        tokens=_find_tokens_of_latency(ours, theirs, tool_latency.definition),
-        percentiles=theirs.definitions.percentiles,
+    # First, the definitions of loadgen are replaced by the definitions of the other tool.
+    redefinitions = _list_redefinitions_of_tool(loadgen_run, other_result, tool_latency)
+    definition_steps = list(_compute_steps(loadgen_run, redefinitions, statistic))
+    redefined_latency = redefinitions[-1].latency if redefinitions else loadgen_latency
+    redefined_value_ms = definition_steps[-1].value if definition_steps else loadgen_value_ms
+
+    # What remains is how the server and the client differed between the two runs.
+    run_steps = _list_run_steps(
+        other_result, tool_latency, redefined_latency, statistic, redefined_value_ms
     )
-    final_latency = redefinitions[-1].latency if redefinitions else own_latency
-    steps = list(_compute_steps(ours, redefinitions, statistic))
-    final_value = steps[-1].value if steps else our_value
-    run_steps = _list_run_steps(theirs, tool_latency, final_latency, statistic, final_value)
-
     return split_difference(
-        MetricName(path, f"{LATENCY_LABELS[tool_latency.name]} {statistic}, ms"),
-        our_value,
-        [*steps, *run_steps],
-        their_value,
-        expected_variation=_estimate_variation(ours, theirs, final_latency, statistic),
-        redefinition_steps=_count_definitions(steps),
+        MetricName(metric, f"{LATENCY_LABELS[tool_latency.name]} {statistic}, ms"),
+        loadgen_value_ms,
+        [*definition_steps, *run_steps],
+        other_value_ms,
+        expected_variation=_estimate_variation(
+            loadgen_run, other_result, redefined_latency, statistic
+        ),
+        redefinition_steps=_count_definitions(definition_steps),
+    )
+
+
+def _list_redefinitions_of_tool(
+    loadgen_run: LoadgenRun, other_result: OtherResult, tool_latency: ToolLatency
+) -> list[Redefinition]:
+    """Return a latency of loadgen after each change towards the other tool's definition."""
+    return list_redefinitions(
+        OWN_LATENCIES[tool_latency.name],
+        tool_latency.definition,
+        counts_warm_up=other_result.sent_no_warm_up and loadgen_run.has_warm_up,
+        tokens=_find_tokens_of_latency(loadgen_run, other_result, tool_latency.definition),
+        percentiles=other_result.definitions.percentiles,
     )
 
 
@@ -204,74 +261,82 @@ def _count_definitions(steps: list[MetricStep]) -> int:
 
 
 def _find_tokens_of_latency(
-    ours: OurRun, theirs: OtherResult, definition: LatencyDefinition
+    loadgen_run: LoadgenRun, other_result: OtherResult, definition: LatencyDefinition
 ) -> TokenRatio:
-    """Return how the tokens that a latency of the other tool depends on differ from ours."""
-    ratio = find_token_ratio(ours, theirs)
-    if definition.unit != "gap":
+    """Return the token counts that a latency depends on: the other tool's divided by loadgen's."""
+    ratio = find_token_ratio(loadgen_run, other_result)
+    if not definition.has_value_per_gap:
         return ratio
     # Times between events do not depend on token counts, unless the tool splits events into tokens.
-    return ratio._replace(counting=theirs.tokens_per_chunk)
+    return ratio._replace(counting=other_result.tokens_per_chunk)
 
 
 def _compute_steps(
-    ours: OurRun, redefinitions: list[Redefinition], statistic: str
+    loadgen_run: LoadgenRun, redefinitions: list[Redefinition], statistic: str
 ) -> Iterator[MetricStep]:
-    """Yield the value of a statistic after each replaced definition."""
+    """Yield a statistic of loadgen's run, in ms, after each change of the latency's definition."""
     for redefinition in redefinitions:
-        value = ours.compute_statistic(redefinition.latency, statistic)
-        if value is not None:
-            yield MetricStep(redefinition.part, value)
+        value_ms = loadgen_run.compute_statistic(redefinition.latency, statistic)
+        if value_ms is not None:
+            yield MetricStep(redefinition.part, value_ms)
 
 
 def _list_run_steps(
-    theirs: OtherResult,
+    other_result: OtherResult,
     tool_latency: ToolLatency,
     redefined: DefinedLatency,
     statistic: str,
-    value: float,
+    redefined_value_ms: float,
 ) -> Iterator[MetricStep]:
-    """Yield the value after the server and the client of the other run replace ours.
+    """Yield a latency of loadgen after the server and the client of the other run replace its own.
 
-    A step whose effect is not known is left out.
+    Example: the value is 100 ms in loadgen's run. The server log of the other run says 103 ms, the
+    other tool's client needed 2 ms for sending, and the other tool reports 106 ms. The steps are
+    "server" 103, "client_send" 105 and "client" 106. A step with an unknown value is left out.
 
     Args:
-        theirs: The other result.
+        other_result: The result of the other tool.
         tool_latency: The latency.
         redefined: How the other tool computes the latency.
         statistic: The statistic of the latency, such as "p99".
-        value: The value of our run by the definition of the other tool, in ms.
+        redefined_value_ms: The value of loadgen's run by the definition of the other tool.
     """
+    value_ms = redefined_value_ms
+    server_times = other_result.server_times
     server_ms = None
-    if theirs.server_times is not None:
-        server_ms = theirs.server_times.compute_statistic(redefined, statistic)
-    if server_ms is not None:
-        yield MetricStep("server", server_ms)
+    if server_times is not None:
+        server_ms = server_times.compute_statistic(redefined, statistic)
 
-    client_send_ms = theirs.find_client_send_ms(tool_latency.name, statistic)
+    if server_ms is not None:
+        value_ms = server_ms
+        yield MetricStep("server", value_ms)
+
+    client_send_ms = other_result.find_client_send_ms(tool_latency.name, statistic)
     if client_send_ms is not None:
-        before_sending_ms = value if server_ms is None else server_ms
-        yield MetricStep("client_send", before_sending_ms + client_send_ms)
+        value_ms += client_send_ms
+        yield MetricStep("client_send", value_ms)
 
     if server_ms is not None:
-        yield MetricStep("client", theirs.metrics[f"{tool_latency.metric}.{statistic}"])
+        reported_ms = other_result.metrics[f"{tool_latency.metric}.{statistic}"]
+        yield MetricStep("client", reported_ms)
 
 
 def _estimate_variation(
-    ours: OurRun, theirs: OtherResult, latency: DefinedLatency, statistic: str
+    loadgen_run: LoadgenRun, other_result: OtherResult, latency: DefinedLatency, statistic: str
 ) -> float | None:
-    """Return half of the 95 % interval of the difference between two runs, or None if unknown."""
-    standard_error_ms = ours.estimate_standard_error(latency, statistic)
+    """Return how far a statistic differs by chance between two runs of the same load, in ms.
+
+    The number is half of the 95 % interval of the difference. Return None if it is not known.
+    """
+    standard_error_ms = loadgen_run.estimate_standard_error(latency, statistic)
     if standard_error_ms is None:
         return None
-    our_count = ours.count_successful(includes_warm_up=latency.includes_warm_up)
-    return combine_variation(standard_error_ms, our_count, theirs.metrics.get("requests.ok"))
+
+    loadgen_count = loadgen_run.count_successful(includes_warm_up=latency.includes_warm_up)
+    other_count = other_result.metrics.get("requests.ok")
+    return combine_variation(standard_error_ms, loadgen_count, other_count)
 
 
-def _find_withheld_reason(ours: OurRun, name: LatencyName, statistic: str) -> str:
-    """Return why our run withholds a statistic of a latency, or "" if it does not.
-
-    If events carry several tokens, our run has no ITL. The times between its events are used
-    instead, which other tools call ITL then, too.
-    """
-    return ours.summary.withheld_reason(name, statistic)
+def _find_withheld_reason(loadgen_run: LoadgenRun, name: LatencyName, statistic: str) -> str:
+    """Return why loadgen does not report a statistic of a latency, or "" if it does."""
+    return loadgen_run.summary.withheld_reason(name, statistic)

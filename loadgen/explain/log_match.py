@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.core import format
 from loadgen.explain.comparability import MAX_TOKEN_RATIO
 from loadgen.explain.other_result import OtherResult
-from loadgen.explain.our_run import NS_PER_MS, OurRun
+from loadgen.explain.our_run import NS_PER_MS, LoadgenRun
 from loadgen.explain.server_log import ServerTimes
 
 CLOCK_TOLERANCE = 0.02
@@ -30,27 +30,27 @@ of a load of 6.6 s (tests/data/rivals/genai_bench_concurrency.json).
 NS_PER_S = 1e9
 
 
-def list_log_differences(ours: OurRun, theirs: OtherResult) -> list[str]:
-    """Return why a log cannot be that of the other run, or [] if nothing contradicts it.
+def list_log_differences(loadgen_run: LoadgenRun, other_result: OtherResult) -> list[str]:
+    """Return why a server log cannot be from the run of the other tool, or [] if it can.
 
-    Return [] for a result without a log, too. A log of another run of the same load is not
-    recognised, if its requests are as long and its responses as fast.
+    A result without a log has no differences. The check compares numbers and times of requests, so
+    the log of another run of the same load may pass.
     """
-    log = theirs.server_times
+    log = other_result.server_times
     if log is None or len(log.tokens) == 0:
         return []
     return [
-        *_compare_request_ids(log, ours),
-        *_compare_tokens("prompt", log.mean_input_tokens, theirs.input_tokens_per_request),
-        *_compare_tokens("output", log.mean_output_tokens, theirs.output_tokens_per_request),
-        *_compare_response_times(log, theirs),
-        *_compare_durations(log, theirs),
+        *_compare_request_ids(log, loadgen_run),
+        *_compare_tokens("prompt", log.mean_input_tokens, other_result.input_tokens_per_request),
+        *_compare_tokens("output", log.mean_output_tokens, other_result.output_tokens_per_request),
+        *_compare_response_times(log, other_result),
+        *_compare_durations(log, other_result),
     ]
 
 
-def _compare_request_ids(log: ServerTimes, ours: OurRun) -> Iterator[str]:
-    """Yield a difference if the log has requests of our run, whose ids begin with its name."""
-    prefix = f"{ours.manifest.run}-"
+def _compare_request_ids(log: ServerTimes, loadgen_run: LoadgenRun) -> Iterator[str]:
+    """Yield a difference if the log has requests of loadgen's run, such as "run7-12" of "run7"."""
+    prefix = f"{loadgen_run.manifest.run}-"
     if any(request_id.startswith(prefix) for request_id in log.request_ids):
         yield "its requests are those of our own run"
 
@@ -58,15 +58,18 @@ def _compare_request_ids(log: ServerTimes, ours: OurRun) -> Iterator[str]:
 def _compare_tokens(
     kind: str, logged_tokens: float, reported_tokens: float | None
 ) -> Iterator[str]:
-    """Yield a difference if the lengths of requests differ more than two ways to count tokens.
+    """Yield a difference if the tokens per response differ by more than MAX_TOKEN_RATIO.
+
+    Smaller differences may come from two ways to count tokens.
 
     Args:
         kind: The tokens that are counted: "prompt" or "output".
-        logged_tokens: The tokens per response in the log.
-        reported_tokens: The tokens per response in the other result. None if it does not say.
+        logged_tokens: The mean number in the server log.
+        reported_tokens: The mean number in the result of the other tool. None if unknown.
     """
     if not logged_tokens or not reported_tokens:
         return
+
     shorter, longer = sorted((logged_tokens, reported_tokens))
     if longer > MAX_TOKEN_RATIO * shorter:
         yield (
@@ -75,31 +78,38 @@ def _compare_tokens(
         )
 
 
-def _compare_response_times(log: ServerTimes, theirs: OtherResult) -> Iterator[str]:
-    """Yield a difference if the server took longer for a response than the other tool measured."""
-    measured_ms = theirs.metrics.get("e2e_ms.mean")
+def _compare_response_times(log: ServerTimes, other_result: OtherResult) -> Iterator[str]:
+    """Yield a difference if the server took longer for a response than its client measured.
+
+    This is impossible but for CLOCK_TOLERANCE, so the log is from another run.
+    """
+    measured_ms = other_result.metrics.get("e2e_ms.mean")
+    if measured_ms is None:
+        return
+
     server_ms = float(np.mean(log.last_send_ns - log.arrival_ns)) / NS_PER_MS
-    if measured_ms is not None and server_ms > measured_ms * (1 + CLOCK_TOLERANCE):
+    if server_ms > measured_ms * (1 + CLOCK_TOLERANCE):
         yield (
             f"its responses took {format.milliseconds(server_ms)} ms on average, which is longer "
             f"than the {format.milliseconds(measured_ms)} ms that the other tool measured"
         )
 
 
-def _compare_durations(log: ServerTimes, theirs: OtherResult) -> Iterator[str]:
-    """Yield a difference if the responses cannot fill the duration of the other run.
+def _compare_durations(log: ServerTimes, other_result: OtherResult) -> Iterator[str]:
+    """Yield a difference if the log covers a much longer or shorter time than the other run.
 
-    They do not fit into a shorter one, and of a longer one they leave too much time unexplained.
+    A log may be shorter, because a client needs time before its first request and after its last
+    response, but not by more than LARGEST_CLIENT_SHARE.
     """
-    tool_s = theirs.duration_s
-    if tool_s is None:
+    run_s = other_result.duration_s
+    if run_s is None:
         return
 
     log_s = float(log.last_send_ns.max() - log.arrival_ns.min()) / NS_PER_S
-    is_too_long = log_s > tool_s * (1 + CLOCK_TOLERANCE)
-    is_too_short = log_s < tool_s * (1 - LARGEST_CLIENT_SHARE)
+    is_too_long = log_s > run_s * (1 + CLOCK_TOLERANCE)
+    is_too_short = log_s < run_s * (1 - LARGEST_CLIENT_SHARE)
     if is_too_long or is_too_short:
         yield (
             f"its responses lasted {format.duration(log_s)}, and the other run "
-            f"{format.duration(tool_s)}"
+            f"{format.duration(run_s)}"
         )

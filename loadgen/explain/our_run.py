@@ -44,7 +44,7 @@ class DefinedLatency(NamedTuple):
     length_scale: float = 1.0
 
 
-class OurRun:
+class LoadgenRun:
     """The records of our run. Every statistic is computed when it is needed.
 
     Attributes:

@@ -176,42 +176,47 @@ class MetricName(NamedTuple):
 
 def split_difference(
     name: MetricName,
-    ours: float,
+    loadgen_value: float,
     steps: Sequence[MetricStep],
-    theirs: float,
+    other_value: float,
     *,
     expected_variation: float | None = None,
     redefinition_steps: int | None = None,
 ) -> ExplainedMetric:
-    """Split the difference of a metric between our run and the other result into parts.
+    """Split the difference of a metric between loadgen and another tool into parts.
 
-    Each step changes the metric a little more towards the other value, and its change is a part.
-    What is missing after the last step is unexplained.
+    Example: loadgen's value is 100, the other tool's value is 112, and the values after two steps
+    are 108 and 111. The parts are +8 and +3, and the remaining +1 is unexplained.
 
     Args:
         name: The metric.
-        ours: Its value in our run, before the first step.
+        loadgen_value: The value in loadgen's run, before the first step.
         steps: The value after each step, in order.
-        theirs: Its value in the other result.
+        other_value: The value in the result of the other tool.
         expected_variation: Half of the 95 % interval of the difference between two runs of the same
             load. None if it is not known.
-        redefinition_steps: How many of the first steps replace definitions. The others describe how
-            the runs differ. None if all of them replace definitions.
+        redefinition_steps: How many of the first steps replace definitions. The later steps
+            describe how the runs differ. None if all steps replace definitions.
     """
-    largest_value = max(abs(ours), abs(theirs))
-    parts = _create_parts(_sum_changes(ours, steps), theirs - ours, NEGLIGIBLE * largest_value)
-    unexplained = theirs - (steps[-1].value if steps else ours)
-    has_difference = abs(theirs - ours) > EQUAL_WITHIN * largest_value
-    explained_share = 1 - abs(unexplained / (theirs - ours)) if has_difference else None
-
     definition_steps = steps if redefinition_steps is None else steps[:redefinition_steps]
+    redefined_value = definition_steps[-1].value if definition_steps else loadgen_value
+    explained_value = steps[-1].value if steps else loadgen_value
+
+    difference = other_value - loadgen_value
+    unexplained = other_value - explained_value
+    largest_value = max(abs(loadgen_value), abs(other_value))
+    explained_share = None
+    if abs(difference) > EQUAL_WITHIN * largest_value:
+        explained_share = 1 - abs(unexplained / difference)
+
+    changes = _sum_changes(loadgen_value, steps)
     return ExplainedMetric(
         metric=name.path,
         label=name.label,
-        ours=ours,
-        ours_redefined=definition_steps[-1].value if definition_steps else ours,
-        theirs=theirs,
-        parts=parts,
+        ours=loadgen_value,
+        ours_redefined=redefined_value,
+        theirs=other_value,
+        parts=_create_parts(changes, difference, smallest_change=NEGLIGIBLE * largest_value),
         unexplained=unexplained,
         expected_variation=expected_variation,
         explained_share=explained_share,
@@ -219,12 +224,18 @@ def split_difference(
     )
 
 
-def _sum_changes(ours: float, steps: Sequence[MetricStep]) -> dict[PartName, float]:
-    """Return by how much the steps of each name change a metric whose first value is ours."""
+def _sum_changes(first_value: float, steps: Sequence[MetricStep]) -> dict[PartName, float]:
+    """Return by how much a metric changes in the steps of each name, such as {"tail": -0.5}.
+
+    Args:
+        first_value: The value before the first step.
+        steps: The value after each step. Several steps may have the same name.
+    """
     changes: dict[PartName, float] = {}
-    previous_value = ours
+    previous_value = first_value
     for step in steps:
-        changes[step.name] = changes.get(step.name, 0.0) + step.value - previous_value
+        change_before = changes.get(step.name, 0.0)
+        changes[step.name] = change_before + step.value - previous_value
         previous_value = step.value
     return changes
 
@@ -232,18 +243,32 @@ def _sum_changes(ours: float, steps: Sequence[MetricStep]) -> dict[PartName, flo
 def _create_parts(
     changes: dict[PartName, float], difference: float, smallest_change: float
 ) -> tuple[DifferencePart, ...]:
-    """Return the changes as parts of a difference, without those up to the smallest change."""
-    return tuple(
-        DifferencePart(name=name, change=change, share=change / difference if difference else 0.0)
-        for name, change in changes.items()
-        if abs(change) > smallest_change
-    )
+    """Return each change of a metric with its share of the whole difference.
+
+    A change of 8 has the share 0.8 of a difference of 10. Changes that are not larger than
+    `smallest_change` are left out.
+    """
+    parts = []
+    for name, change in changes.items():
+        if abs(change) <= smallest_change:
+            continue
+        share = change / difference if difference else 0.0
+        parts.append(DifferencePart(name=name, change=change, share=share))
+    return tuple(parts)
 
 
 def _judge_difference(
     explained_share: float | None, unexplained: float, expected_variation: float | None
 ) -> Outcome:
-    """Return what is known about a difference."""
+    """Return whether a difference is explained by its parts, by chance, or not at all.
+
+    Args:
+        explained_share: The share of the difference that its parts explain. None if the two values
+            are equal.
+        unexplained: The remaining difference, in the unit of the metric.
+        expected_variation: How far two runs of the same load differ by chance, in the unit of the
+            metric. None if it is not known.
+    """
     if explained_share is None:
         return "equal"
     if explained_share >= REQUIRED_SHARE:
@@ -254,23 +279,26 @@ def _judge_difference(
 
 
 def combine_variation(
-    standard_error: float, our_count: float, their_count: float | None
+    standard_error: float, loadgen_count: float, other_count: float | None
 ) -> float | None:
-    """Return half of the 95 % interval of the difference between two runs.
+    """Return half of the 95 % interval of the difference between a metric of two runs.
 
-    The variance of a mean is inversely proportional to the number of requests, so the variance of
-    the other run follows from ours. Return None if the standard error is not finite.
+    The variance of a mean is inversely proportional to the number of requests: with half as many
+    requests, the variance of the other run is twice the variance of loadgen's run. The variance of
+    the difference is the sum of both. Return None if the standard error is not finite.
 
     Args:
-        standard_error: The standard error of the metric in our run.
-        our_count: The number of requests in our run.
-        their_count: The number of requests in the other run. If it is None or 0, both runs are
+        standard_error: The standard error of the metric in loadgen's run.
+        loadgen_count: The number of requests in loadgen's run.
+        other_count: The number of requests in the other run. If it is None or 0, both runs are
             taken to have the same number.
     """
     if not math.isfinite(standard_error):
         return None
-    variance_ratio = our_count / their_count if their_count else 1.0
-    return NORMAL_95 * standard_error * math.sqrt(1 + variance_ratio)
+
+    variance_ratio = loadgen_count / other_count if other_count else 1.0
+    error_of_difference = standard_error * math.sqrt(1 + variance_ratio)
+    return NORMAL_95 * error_of_difference
 
 
 NORMAL_95 = 1.959964

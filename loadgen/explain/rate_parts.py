@@ -22,7 +22,7 @@ from loadgen.core.metrics.windows import (
     per_second,
 )
 from loadgen.explain.other_result import OtherResult
-from loadgen.explain.our_run import DefinedLatency, OurRun
+from loadgen.explain.our_run import DefinedLatency, LoadgenRun
 from loadgen.explain.parts import (
     ExplainedMetric,
     MetricName,
@@ -50,11 +50,11 @@ class _Rates(NamedTuple):
 
 
 class _RunFactors(NamedTuple):
-    """What determines the rate of a run.
+    """Two properties of a run that its rate depends on.
 
     Attributes:
-        ok_share: The share of its requests that succeeded.
-        e2e_ms: The mean E2E latency.
+        ok_share: The share of requests that succeeded, such as 0.98.
+        e2e_ms: The mean E2E latency in ms.
     """
 
     ok_share: float
@@ -62,68 +62,73 @@ class _RunFactors(NamedTuple):
 
 
 class _RateRatio(NamedTuple):
-    """The factor by which a difference between the two runs changes a rate."""
+    """A difference between two runs, and the factor by which it changes a rate."""
 
     part: PartName
     factor: float
 
 
-def explain_rates(ours: OurRun, theirs: OtherResult) -> Iterator[ExplainedMetric]:
-    """Yield why the request rates and the rates of output tokens differ.
+def explain_rates(loadgen_run: LoadgenRun, other_result: OtherResult) -> Iterator[ExplainedMetric]:
+    """Yield why requests/s and output tokens/s differ between loadgen and another tool.
 
     A rate that one of the results does not have is left out.
     """
-    headline = select_headline_rates(ours.summary)
     request_steps = []
     token_steps = []
-    for window in _list_windows(ours, theirs):
+    for window in _list_windows(loadgen_run, other_result):
         rates = _compute_rates(window)
         if rates.requests_per_s is not None:
             request_steps.append(MetricStep(window.step_name, rates.requests_per_s))
         if rates.tokens_per_s is not None:
             token_steps.append(MetricStep(window.step_name, rates.tokens_per_s))
 
-    if headline.requests is not None and REQUEST_RATE.path in theirs.metrics:
-        yield _explain_rate(ours, theirs, REQUEST_RATE, headline.requests, request_steps)
-    if headline.output is not None and TOKEN_RATE.path in theirs.metrics:
-        yield _explain_rate(ours, theirs, TOKEN_RATE, headline.output, token_steps)
+    reported = select_headline_rates(loadgen_run.summary)
+    if reported.requests is not None and REQUEST_RATE.path in other_result.metrics:
+        yield _explain_rate(
+            loadgen_run, other_result, REQUEST_RATE, reported.requests, request_steps
+        )
+    if reported.output is not None and TOKEN_RATE.path in other_result.metrics:
+        yield _explain_rate(loadgen_run, other_result, TOKEN_RATE, reported.output, token_steps)
 
 
 def _explain_rate(
-    ours: OurRun,
-    theirs: OtherResult,
+    loadgen_run: LoadgenRun,
+    other_result: OtherResult,
     name: MetricName,
-    our_rate: float,
+    loadgen_rate: float,
     window_steps: list[MetricStep],
 ) -> ExplainedMetric:
-    """Return why a rate differs: first the time that it is divided by, then the two runs.
+    """Return why a rate differs: first by the measured window of time, then by the runs themselves.
 
     Args:
-        ours: Our run.
-        theirs: The other result, which has this rate.
+        loadgen_run: The run of loadgen.
+        other_result: The result of the other tool, which has this rate.
         name: REQUEST_RATE or TOKEN_RATE.
-        our_rate: The rate that our run reports.
-        window_steps: Our rate in each window of time, of which the last one is that of the other
-            tool.
+        loadgen_rate: The rate that loadgen reports.
+        window_steps: The rate of loadgen in each window of time. The last window is the one that
+            the other tool uses.
     """
     run_steps = []
     if window_steps:
-        rate = window_steps[-1].value
-        run_steps = _list_run_steps(ours, theirs, rate, is_tokens=name is TOKEN_RATE)
+        redefined_rate = window_steps[-1].value
+        is_token_rate = name is TOKEN_RATE
+        run_steps = _list_run_steps(
+            loadgen_run, other_result, redefined_rate, is_token_rate=is_token_rate
+        )
     return split_difference(
         name,
-        our_rate,
+        loadgen_rate,
         [*window_steps, *run_steps],
-        theirs.metrics[name.path],
+        other_result.metrics[name.path],
         redefinition_steps=len(window_steps),
     )
 
 
 class _CountedWindow(NamedTuple):
-    """A window of time with the requests that count in it.
+    """A window of time, and the requests of loadgen's run that count in it.
 
     Attributes:
-        step_name: The part that the change to this window is named after.
+        step_name: The name of the change from the previous window to this one.
         window: The window.
         requests: The requests.
         counts_failed: Whether failed requests count as requests.
@@ -135,33 +140,39 @@ class _CountedWindow(NamedTuple):
     counts_failed: bool = False
 
 
-def _list_windows(ours: OurRun, theirs: OtherResult) -> Iterator[_CountedWindow]:
-    """Yield windows of time that change step by step from ours to that of the other tool.
+def _list_windows(loadgen_run: LoadgenRun, other_result: OtherResult) -> Iterator[_CountedWindow]:
+    """Yield windows of time that change step by step from loadgen's to the other tool's.
 
-    Our rate is that of the steady state. First the start-up is added, and then the tail, which is
-    the time after the last request was started. Then more requests may count.
+    Loadgen computes rates over the steady state, in which the load is constant. The first step adds
+    the start-up, and the second adds the tail, in which the last responses end. If the other tool
+    counts them, the warm-up and failed requests are added, too.
     """
-    steady = ours.summary.window.steady
-    start_s = ours.summary.window.start_s
+    steady = loadgen_run.summary.window.steady
+    start_s = loadgen_run.summary.window.start_s
+    rate_window = other_result.definitions.rate_window
+    measured = loadgen_run.measured
+
     if steady.end_s is not None and start_s is not None:
         until_tail = make_span(start_s * NS_PER_S, steady.end_s * NS_PER_S)
-        yield _CountedWindow("start_up", until_tail, ours.measured)
+        yield _CountedWindow("start_up", until_tail, measured)
 
-    rate_window = theirs.definitions.rate_window
-    yield _CountedWindow("tail", _find_window(ours.measured, rate_window), ours.measured)
+    yield _CountedWindow("tail", _find_window(measured, rate_window), measured)
 
-    requests = ours.measured
-    if theirs.sent_no_warm_up and ours.has_warm_up:
-        requests = ours.all_requests
+    requests = measured
+    if other_result.sent_no_warm_up and loadgen_run.has_warm_up:
+        requests = loadgen_run.all_requests
         yield _CountedWindow("warm_up", _find_window(requests, rate_window), requests)
 
-    if theirs.definitions.counts_failed_requests:
+    if other_result.definitions.counts_failed_requests:
         window = _find_window(requests, rate_window)
         yield _CountedWindow("failures", window, requests, counts_failed=True)
 
 
 def _find_window(requests: SuccessfulRequests, rate_window: RateWindow) -> Span:
-    """Return the time that the other tool divides by, of our requests."""
+    """Return the time from the first request sent to the end of the last response.
+
+    Only successful requests count if the rate window is "successful_requests".
+    """
     columns = requests.columns
     if rate_window == "successful_requests":
         return benchmark_windows.span_of_successful_requests(columns, requests.is_successful)
@@ -177,7 +188,8 @@ def _compute_rates(counted: _CountedWindow) -> _Rates:
         is_counted = is_counted | _has_failed(columns)
         end_ns = columns["done_ns"]  # failed requests have no end of a response
 
-    request_count = int((is_counted & is_within(end_ns, counted.window)).sum())
+    ended_in_window = is_counted & is_within(end_ns, counted.window)
+    request_count = int(ended_in_window.sum())
     token_count = estimate_tokens_within(columns, counted.window)
     return _Rates(
         requests_per_s=per_second(request_count, counted.window),
@@ -191,103 +203,119 @@ def _has_failed(columns: Columns) -> NDArray[np.bool_]:
 
 
 def _list_run_steps(
-    ours: OurRun, theirs: OtherResult, value: float, *, is_tokens: bool
+    loadgen_run: LoadgenRun,
+    other_result: OtherResult,
+    redefined_rate: float,
+    *,
+    is_token_rate: bool,
 ) -> list[MetricStep]:
-    """Return how the rest of the difference follows from how the two runs differ.
+    """Return a rate of loadgen after each difference between the two runs is removed.
+
+    Example: if 98 % of loadgen's requests succeeded and 95 % of the other tool's, the first step
+    multiplies the rate by 0.95 / 0.98. Return [] if a success rate or a mean latency is unknown.
 
     Args:
-        ours: Our run.
-        theirs: The other result.
-        value: Our rate by the definition of the other tool.
-        is_tokens: Whether it is a rate of tokens.
+        loadgen_run: The run of loadgen.
+        other_result: The result of the other tool.
+        redefined_rate: The rate of loadgen's run by the definition of the other tool.
+        is_token_rate: Whether the rate counts tokens instead of requests.
     """
-    our_factors = _find_our_factors(ours, theirs)
-    their_factors = _find_their_factors(theirs)
-    if our_factors is None or their_factors is None:
+    loadgen_factors = _find_loadgen_factors(loadgen_run, other_result)
+    other_factors = _find_other_factors(other_result)
+    if loadgen_factors is None or other_factors is None:
         return []
 
     ratios = []
-    counts_failed = theirs.definitions.counts_failed_requests and not is_tokens
-    if our_factors.ok_share and not counts_failed:
-        ratios.append(_RateRatio("failures", their_factors.ok_share / our_factors.ok_share))
+    counts_failed = other_result.definitions.counts_failed_requests and not is_token_rate
+    if loadgen_factors.ok_share and not counts_failed:
+        ok_ratio = other_factors.ok_share / loadgen_factors.ok_share
+        ratios.append(_RateRatio("failures", ok_ratio))
 
-    if is_tokens:
-        tokens = find_token_ratio(ours, theirs)
+    if is_token_rate:
+        tokens = find_token_ratio(loadgen_run, other_result)
         ratios.append(_RateRatio("token_counts", tokens.counting))
         ratios.append(_RateRatio("response_lengths", tokens.length))
 
-    steps = _multiply_steps(value, ratios)
-    rate = steps[-1].value if steps else value
-    their_rate = theirs.metrics[TOKEN_RATE.path if is_tokens else REQUEST_RATE.path]
-    latency_ratio = our_factors.e2e_ms / their_factors.e2e_ms
-    return steps + _multiply_steps(rate, _apply_littles_law(rate, their_rate, latency_ratio))
+    steps = _multiply_steps(redefined_rate, ratios)
+    rate = steps[-1].value if steps else redefined_rate
+    other_rate = other_result.metrics[TOKEN_RATE.path if is_token_rate else REQUEST_RATE.path]
+    latency_ratio = loadgen_factors.e2e_ms / other_factors.e2e_ms
+    return steps + _multiply_steps(rate, _apply_littles_law(rate, other_rate, latency_ratio))
 
 
-def _apply_littles_law(rate: float, their_rate: float, latency_ratio: float) -> list[_RateRatio]:
-    """Return the ratios of requests in flight and of latencies, which lead to the other rate.
+def _apply_littles_law(rate: float, other_rate: float, latency_ratio: float) -> list[_RateRatio]:
+    """Return two factors that lead from a rate of loadgen to the rate of the other tool.
 
-    By Little's law, a rate is the mean number of requests in flight divided by their latency.
+    By Little's law, a rate is the mean number of requests in flight divided by their mean latency.
+    So the factors are the ratio of requests in flight and the ratio of latencies.
 
     Args:
-        rate: Our rate after all other steps.
-        their_rate: The rate of the other tool.
-        latency_ratio: Our mean latency divided by that of the other tool.
+        rate: The rate of loadgen after all other steps.
+        other_rate: The rate of the other tool.
+        latency_ratio: The mean latency in loadgen's run divided by the latency of the other tool.
     """
-    in_flight_ratio = their_rate / (rate * latency_ratio) if rate else 1.0
+    in_flight_ratio = other_rate / (rate * latency_ratio) if rate else 1.0
     return [_RateRatio("in_flight", in_flight_ratio), _RateRatio("latency", latency_ratio)]
 
 
 def _multiply_steps(rate: float, ratios: Iterable[_RateRatio]) -> list[MetricStep]:
-    """Return the rate after it was multiplied by each ratio, one after the other."""
+    """Return the rate after multiplication by the first ratio, by the first two, and so on."""
     steps = []
+    multiplied_rate = rate
     for ratio in ratios:
-        rate *= ratio.factor
-        steps.append(MetricStep(ratio.part, rate))
+        multiplied_rate *= ratio.factor
+        steps.append(MetricStep(ratio.part, multiplied_rate))
     return steps
 
 
-def _find_our_factors(ours: OurRun, theirs: OtherResult) -> _RunFactors | None:
-    """Return the success rate and mean E2E latency of our run as the other tool defines them.
+def _find_loadgen_factors(loadgen_run: LoadgenRun, other_result: OtherResult) -> _RunFactors | None:
+    """Return the success rate and mean E2E latency of loadgen's run as the other tool defines them.
 
-    Return None if the tool does not define E2E latency, or our run has no such latency.
+    Return None if the other tool has no E2E latency, or if loadgen's run has no value of it.
     """
-    latency = theirs.definitions.find_latency("e2e")
-    if latency is None:
+    tool_latency = other_result.definitions.find_latency("e2e")
+    if tool_latency is None:
         return None
-    includes_warm_up = theirs.sent_no_warm_up and ours.has_warm_up
-    our_latency = DefinedLatency(latency.definition, includes_warm_up=includes_warm_up)
-    e2e_ms = ours.compute_statistic(our_latency, "mean")
+
+    includes_warm_up = other_result.sent_no_warm_up and loadgen_run.has_warm_up
+    latency = DefinedLatency(tool_latency.definition, includes_warm_up=includes_warm_up)
+    e2e_ms = loadgen_run.compute_statistic(latency, "mean")
     if not e2e_ms:
         return None
 
-    requests = ours.select_requests(includes_warm_up=includes_warm_up)
+    requests = loadgen_run.select_requests(includes_warm_up=includes_warm_up)
     ok_count = int(requests.is_successful.sum())
     failed_count = int(_has_failed(requests.columns).sum())
     return _RunFactors(ok_share=ok_count / (ok_count + failed_count), e2e_ms=e2e_ms)
 
 
-def _find_their_factors(theirs: OtherResult) -> _RunFactors | None:
-    """Return the factors of the other rate, or None if its file has no mean latency.
+def _find_other_factors(other_result: OtherResult) -> _RunFactors | None:
+    """Return the success rate and mean E2E latency of another tool, or None without a latency.
 
-    A tool that does not count failed requests is taken to have none.
+    A tool that does not count failed requests has a success rate of 1.
     """
-    e2e_ms = theirs.metrics.get("e2e_ms.mean") or _compute_their_e2e_ms(theirs)
-    return _RunFactors(theirs.metrics.get("ok_share", 1.0), e2e_ms) if e2e_ms else None
+    e2e_ms = other_result.metrics.get("e2e_ms.mean") or _compute_other_e2e_ms(other_result)
+    if not e2e_ms:
+        return None
+    return _RunFactors(ok_share=other_result.metrics.get("ok_share", 1.0), e2e_ms=e2e_ms)
 
 
-def _compute_their_e2e_ms(theirs: OtherResult) -> float | None:
-    """Return the mean E2E latency in ms, computed from the means of TTFT and TPOT, or None.
+def _compute_other_e2e_ms(other_result: OtherResult) -> float | None:
+    """Return the mean E2E latency of another tool in ms, computed from its TTFT and TPOT, or None.
 
-    A response takes its TTFT, and then its TPOT for each further token. This does not hold for a
-    tool whose TPOT includes the time before the first token.
+    A response takes its TTFT, and then its TPOT for each further token. A TTFT of 200 ms and 10 ms
+    for each of 100 further tokens are 1,200 ms. Return None if a mean is unknown, or if the tool's
+    TPOT includes the time before the first token.
     """
-    tpot = theirs.definitions.find_latency("tpot")
+    tpot = other_result.definitions.find_latency("tpot")
     if tpot is None or tpot.definition.start == "sent_ns":
         return None
 
-    ttft_ms = theirs.metrics.get("ttft_ms.mean")
-    tpot_ms = theirs.metrics.get(f"{tpot.metric}.mean")
-    tokens = theirs.output_tokens_per_request
-    if ttft_ms is None or tpot_ms is None or tokens is None:
+    ttft_ms = other_result.metrics.get("ttft_ms.mean")
+    tpot_ms = other_result.metrics.get(f"{tpot.metric}.mean")
+    output_tokens = other_result.output_tokens_per_request
+    if ttft_ms is None or tpot_ms is None or output_tokens is None:
         return None
-    return ttft_ms + tpot_ms * (tokens - 1)
+
+    further_tokens = output_tokens - 1
+    return ttft_ms + tpot_ms * further_tokens

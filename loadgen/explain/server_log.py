@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from loadgen.core.errors import UserError, of_reading
 from loadgen.explain.our_run import DefinedLatency, compute_value_statistic
 from loadgen.interop.sample_statistics import WeightedValues
-from loadgen.interop.tool_definitions import LatencyDefinition
+from loadgen.interop.tool_definitions import LatencyDefinition, TokenDivisor
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests, parse_log
 
 ENTRY_POINT = "/completions"
@@ -57,47 +57,64 @@ class ServerTimes(NamedTuple):
         return float(self.tokens.mean())
 
     def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
-        """Return a statistic of a latency as the server saw it, in ms; None without values.
+        """Return a statistic of a latency as the server measured it, in ms, or None without values.
 
-        The statistic is "mean" or a percentile such as "p99". The server measures from the arrival
-        of a request, and to the time when it sends a token.
+        Args:
+            latency: How the latency is computed. The server measures from the arrival of a request
+                to the time when it sends a token.
+            statistic: "mean" or a percentile such as "p99".
         """
         latencies_ns = self._compute_latencies(latency)
         return compute_value_statistic(latencies_ns, latency.percentiles, statistic)
 
     def _compute_latencies(self, latency: DefinedLatency) -> WeightedValues:
-        """Return a latency of each response in ns.
+        """Return a latency of each response in ns, as the server measured it.
 
-        A latency per token leaves out responses without a token to divide by. It has weights if
-        each token counts once, not each response.
+        Example: a response of 101 tokens takes 1,000 ms after its first token. Its time per token
+            is
+        10 ms if the divisor is the 100 tokens after the first one. Responses without a token to
+        divide by are left out.
         """
         definition = latency.definition
-        if definition.unit == "gap":
+        if definition.has_value_per_gap:
             return WeightedValues(self._compute_token_gaps(latency.token_scale))
 
         durations_ns = self._compute_durations(definition)
         if definition.divisor is None:
             return WeightedValues(durations_ns)
 
-        token_counts = self.tokens * latency.token_scale
-        if definition.divisor != "all_tokens":
-            token_counts -= 1
-        has_tokens = token_counts > 0
-        counts = token_counts[has_tokens]
-        weights = counts.astype(np.int64) if definition.unit == "token" else None
-        return WeightedValues(durations_ns[has_tokens] / counts, weights)
+        divisors = self._count_divisor_tokens(definition.divisor, latency.token_scale)
+        has_tokens = divisors > 0
+        divisors = divisors[has_tokens]
+        time_per_token_ns = durations_ns[has_tokens] / divisors
+        weights = divisors.astype(np.int64) if definition.is_weighted_by_tokens else None
+        return WeightedValues(time_per_token_ns, weights)
+
+    def _count_divisor_tokens(
+        self, divisor: TokenDivisor, token_scale: float
+    ) -> NDArray[np.float64]:
+        """Return the tokens of each response that its duration is divided by.
+
+        The scale is the number of tokens that the other tool counts for a token of the server.
+        """
+        token_counts: NDArray[np.float64] = self.tokens * token_scale
+        includes_first_token = divisor == "all_tokens"
+        return token_counts if includes_first_token else token_counts - 1
 
     def _compute_token_gaps(self, tokens_per_send: float) -> NDArray[np.float64]:
-        """Return the times between tokens in ns. Those between tokens of the same send are 0."""
+        """Return the times between tokens in ns, which are 0 between tokens of the same send."""
         zero_count = round(len(self.gaps_ns) * (tokens_per_send - 1))
         return np.concatenate([self.gaps_ns.astype(np.float64), np.zeros(zero_count)])
 
     def _compute_durations(self, definition: LatencyDefinition) -> NDArray[np.float64]:
-        """Return the time of each response in ns from the start to the end of a latency."""
+        """Return the time of each response in ns from the start to the end of a latency.
+
+        A latency starts with the arrival of the request or with the first token, and it ends with
+        the first or the last token.
+        """
         starts_with_request = definition.start in ("due_ns", "sent_ns")
         start_ns = self.arrival_ns if starts_with_request else self.first_send_ns
-        ends_with_response = definition.end in ("last_token_ns", "end_ns")
-        end_ns = self.last_send_ns if ends_with_response else self.first_send_ns
+        end_ns = self.last_send_ns if definition.ends_with_response else self.first_send_ns
         return (end_ns - start_ns).astype(np.float64)
 
 
@@ -106,17 +123,19 @@ def read_server_times(path: Path, response_count: int | None) -> ServerTimes:
 
     Args:
         path: The log.
-        response_count: How many successful responses the other tool reports. Only the last ones in
-            the log count, because some tools send requests before their load. None counts all.
+        response_count: How many successful responses the other tool reports. Only so many of the
+            last responses in the log count, because some tools send requests before their load.
+            None counts all responses.
 
     Raises:
-        UserError: The file cannot be read or is no such log, or it has fewer responses.
+        UserError: The file cannot be read or is no such log, or it has too few responses.
     """
     times = _collect_times(_read_log(path), response_count)
-    if response_count is not None and len(times.tokens) < response_count:
+    logged_count = len(times.tokens)
+    if response_count is not None and logged_count < response_count:
         raise UserError(
             "mismatch",
-            f"the log has {len(times.tokens)} responses, and the other result has "
+            f"the log has {logged_count} responses, and the other result has "
             f"{response_count} successful requests",
             str(path),
             "give the log of the server that the other tool measured, with --log-events all",
@@ -125,7 +144,10 @@ def read_server_times(path: Path, response_count: int | None) -> ServerTimes:
 
 
 def _read_log(path: Path) -> SentRequests:
-    """Return the content of a log. Raises UserError if it cannot be read or is no log."""
+    """Return the requests in a log of a simulated server.
+
+    Raises UserError if the file cannot be read or is no log.
+    """
     try:
         return parse_log(path.read_bytes())
     except OSError as error:
@@ -145,9 +167,11 @@ def _read_log(path: Path) -> SentRequests:
 
 
 def _collect_times(sent: SentRequests, response_count: int | None) -> ServerTimes:
-    """Return the times of the responses that arrived last, in the order of their arrival.
+    """Return the times of the last responses in a server log, ordered by arrival.
 
-    A response_count of None takes all responses in the log.
+    Args:
+        sent: The requests in the log, and the times when the server sent their tokens.
+        response_count: How many responses are returned. None returns all of them.
     """
     sends_by_request = _group_sends(sent)
     responses = _list_responses(sent.requests, sends_by_request)
@@ -155,13 +179,17 @@ def _collect_times(sent: SentRequests, response_count: int | None) -> ServerTime
         responses = responses[-response_count:]
 
     sends_ns = [sends_by_request[response.number] for response in responses]
+    arrivals_ns = [response.arrival_ns for response in responses]
+    first_sends_ns = [times_ns[0] for times_ns in sends_ns]
+    last_sends_ns = [times_ns[-1] for times_ns in sends_ns]
     token_counts = [response.output_tokens for response in responses]
+    input_token_counts = [response.input_tokens for response in responses]
     return ServerTimes(
-        arrival_ns=np.array([response.arrival_ns for response in responses], np.int64),
-        first_send_ns=np.array([times_ns[0] for times_ns in sends_ns], np.int64),
-        last_send_ns=np.array([times_ns[-1] for times_ns in sends_ns], np.int64),
+        arrival_ns=np.array(arrivals_ns, np.int64),
+        first_send_ns=np.array(first_sends_ns, np.int64),
+        last_send_ns=np.array(last_sends_ns, np.int64),
         tokens=np.array(token_counts, np.int64),
-        input_tokens=np.array([response.input_tokens for response in responses], np.int64),
+        input_tokens=np.array(input_token_counts, np.int64),
         request_ids=tuple(response.id for response in responses),
         gaps_ns=_compute_send_gaps(sends_ns, token_counts),
     )
@@ -170,15 +198,20 @@ def _collect_times(sent: SentRequests, response_count: int | None) -> ServerTime
 def _list_responses(
     requests: Sequence[LoggedRequest], sends_by_request: Mapping[int, NDArray[np.int64]]
 ) -> list[LoggedRequest]:
-    """Return the requests that were answered with tokens and without a fault, by arrival.
+    """Return the requests that the server answered completely, ordered by arrival.
 
-    The log has the first and the last send of each response, so one with fewer sends is not whole.
+    Args:
+        requests: The requests in the log of the server.
+        sends_by_request: When tokens were sent, by the number of the request. A complete response
+            has at least two times: of its first and of its last token.
     """
     responses = []
     for request in requests:
         generates_tokens = request.path.endswith(ENTRY_POINT)
-        is_whole = len(sends_by_request.get(request.number, ())) > 1
-        if generates_tokens and is_whole and not request.fault:
+        send_times_ns = sends_by_request.get(request.number, ())
+        is_complete = len(send_times_ns) > 1
+        has_injected_failure = bool(request.fault)
+        if generates_tokens and is_complete and not has_injected_failure:
             responses.append(request)
     return sorted(responses, key=_arrival_ns)
 
@@ -186,8 +219,13 @@ def _list_responses(
 def _compute_send_gaps(
     sends_ns: Sequence[NDArray[np.int64]], token_counts: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return the times between the sends of all responses, or none if the log leaves out sends."""
-    has_all_sends = [len(times_ns) for times_ns in sends_ns] == list(token_counts)
+    """Return the times between successive sends of all responses, in ns.
+
+    Return an empty array if the log leaves out sends, so that a response has fewer sends than
+    tokens.
+    """
+    send_counts = [len(times_ns) for times_ns in sends_ns]
+    has_all_sends = send_counts == list(token_counts)
     if not sends_ns or not has_all_sends:
         return np.zeros(0, np.int64)
     return np.concatenate([np.diff(times_ns) for times_ns in sends_ns])
@@ -199,8 +237,8 @@ def _arrival_ns(request: LoggedRequest) -> int:
 
 
 def _group_sends(sent: SentRequests) -> Mapping[int, NDArray[np.int64]]:
-    """Return the times of the sends of each request, in order, by its number."""
-    order = np.lexsort((sent.event, sent.request))
+    """Return when the tokens of each request were sent, in order, by the number of the request."""
+    order = np.lexsort((sent.event, sent.request))  # by request, then by event
     numbers, first_indices = np.unique(sent.request[order], return_index=True)
-    times = np.split(sent.sent_ns[order], first_indices[1:])
-    return dict(zip(numbers.tolist(), times, strict=True))
+    times_by_request = np.split(sent.sent_ns[order], first_indices[1:])
+    return dict(zip(numbers.tolist(), times_by_request, strict=True))

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from loadgen.explain.other_result import OtherResult
-from loadgen.explain.our_run import DefinedLatency, OurRun
+from loadgen.explain.our_run import DefinedLatency, LoadgenRun
 from loadgen.interop.tool_definitions import LatencyDefinition
 
 SAME_TOKENS_WITHIN = 0.001
@@ -21,56 +21,58 @@ _GENERATION = LatencyDefinition("first_token_ns", "end_ns")
 
 
 class TokenRatio(NamedTuple):
-    """The output tokens per request of the other result, divided by ours.
+    """The output tokens per request of another tool, divided by the tokens of loadgen.
 
-    The ratio of the counts is the product of both fields, of which at least one is 1.
+    The ratio is the product of both fields, of which at least one is 1.
 
     Attributes:
-        counting: How many tokens the other tool counted for a token of ours.
-        length: How much longer the responses of the other run were.
+        counting: How many tokens the other tool counts where loadgen counts one token.
+        length: How many times as long the responses to the other tool were.
     """
 
     counting: float = 1.0
     length: float = 1.0
 
 
-def find_token_ratio(ours: OurRun, theirs: OtherResult) -> TokenRatio:
-    """Return whether the other responses were longer, or their tokens counted in another way.
+def find_token_ratio(loadgen_run: LoadgenRun, other_result: OtherResult) -> TokenRatio:
+    """Return whether the responses of two runs had different lengths, or were counted differently.
 
-    If they also took longer by about the same ratio, they were longer. Unknown and nearly equal
-    counts have a ratio of 1.
+    Example: the other tool counts 200 tokens per response, and loadgen counts 100. If the responses
+    to the other tool also took about twice as long, they were longer. If they took about the same
+    time, the tokens were counted in another way. Unknown and nearly equal counts have a ratio of 1.
     """
-    our_tokens = ours.compute_mean_tokens("output_tokens")
-    their_tokens = theirs.output_tokens_per_request
-    if not our_tokens or not their_tokens:
+    loadgen_tokens = loadgen_run.compute_mean_tokens("output_tokens")
+    other_tokens = other_result.output_tokens_per_request
+    if not loadgen_tokens or not other_tokens:
         return TokenRatio()
 
-    ratio = their_tokens / our_tokens
+    ratio = other_tokens / loadgen_tokens
     if abs(ratio - 1) < SAME_TOKENS_WITHIN:
         return TokenRatio()
 
-    duration_ratio = _find_duration_ratio(ours, theirs)
+    duration_ratio = _find_duration_ratio(loadgen_run, other_result)
     if duration_ratio is None:
         return TokenRatio(counting=ratio)
 
     # In logarithms, twice as long and half as long are equally far from equal.
     distance_from_one = abs(math.log(duration_ratio))
     distance_from_token_ratio = abs(math.log(duration_ratio / ratio))
-    is_longer = distance_from_token_ratio < distance_from_one
-    return TokenRatio(length=ratio) if is_longer else TokenRatio(counting=ratio)
+    has_other_length = distance_from_token_ratio < distance_from_one
+    return TokenRatio(length=ratio) if has_other_length else TokenRatio(counting=ratio)
 
 
-def _find_duration_ratio(ours: OurRun, theirs: OtherResult) -> float | None:
-    """Return how much longer the responses of the other run took after their first token.
+def _find_duration_ratio(loadgen_run: LoadgenRun, other_result: OtherResult) -> float | None:
+    """Return the time of a response after its first token in the other run, divided by loadgen's.
 
-    Return None if the other file does not have both means, or if responses take no time.
+    Return None if a time is unknown or not positive.
     """
-    their_e2e_ms = theirs.metrics.get("e2e_ms.mean")
-    their_ttft_ms = theirs.metrics.get("ttft_ms.mean")
-    our_generation_ms = ours.compute_statistic(DefinedLatency(_GENERATION), "mean")
-    if their_e2e_ms is None or their_ttft_ms is None or not our_generation_ms:
+    loadgen_generation_ms = loadgen_run.compute_statistic(DefinedLatency(_GENERATION), "mean")
+    other_e2e_ms = other_result.metrics.get("e2e_ms.mean")
+    other_ttft_ms = other_result.metrics.get("ttft_ms.mean")
+    if loadgen_generation_ms is None or other_e2e_ms is None or other_ttft_ms is None:
         return None
-    their_generation_ms = their_e2e_ms - their_ttft_ms
-    if their_generation_ms <= 0 or our_generation_ms <= 0:
+
+    other_generation_ms = other_e2e_ms - other_ttft_ms
+    if other_generation_ms <= 0 or loadgen_generation_ms <= 0:
         return None
-    return their_generation_ms / our_generation_ms
+    return other_generation_ms / loadgen_generation_ms

@@ -56,6 +56,26 @@ class LatencyDefinition(NamedTuple):
     divisor: TokenDivisor | None = None
     unit: SampleUnit = "request"
 
+    @property
+    def has_value_per_gap(self) -> bool:
+        """Whether each time between two output events is a value of its own."""
+        return self.unit == "gap"
+
+    @property
+    def is_weighted_by_tokens(self) -> bool:
+        """Whether the value of a request counts once for each of its tokens."""
+        return self.unit == "token"
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the latency is a time per token, so that it depends on token counts."""
+        return self.divisor is not None or self.has_value_per_gap
+
+    @property
+    def ends_with_response(self) -> bool:
+        """Whether the time ends with the last token or later, so it includes the generation."""
+        return self.end in ("last_token_ns", "end_ns")
+
 
 class ToolLatency(NamedTuple):
     """A latency that a tool reports.
