@@ -152,7 +152,7 @@ def _build_case(
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
 
     time_since_first_ns = requests["due_ns"] - requests["due_ns"][0]
-    span_ns = max(int(time_since_first_ns[-1]), 1)  # not 0, because it is divided by
+    span_ns = max(int(time_since_first_ns[-1]), 1)  # not 0, because it is a divisor
 
     return Case(
         requests=requests,

@@ -141,6 +141,7 @@ def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_ExaminedEvent]:
             load_after=stage_after.arrival,
             at_s=stage_after.start_ns / 1e9,
         )
+
         yield _ExaminedEvent(
             drop,
             before_ns=spike.start_ns,

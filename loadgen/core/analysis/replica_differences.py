@@ -489,15 +489,17 @@ def _find_outliers(
     for index in outlier_indexes:
         mean_ms = float(means_ms[index])
         change = mean_ms / mean_of_others_ms - 1
-        if abs(change) >= MIN_CHANGE:
-            outlier = OutlierNode(
-                name=names[index],
-                metric=metric,
-                mean_ms=mean_ms,
-                others_ms=mean_of_others_ms,
-                change=change,
-            )
-            outliers.append(outlier)
+        if abs(change) < MIN_CHANGE:
+            continue
+
+        outlier = OutlierNode(
+            name=names[index],
+            metric=metric,
+            mean_ms=mean_ms,
+            others_ms=mean_of_others_ms,
+            change=change,
+        )
+        outliers.append(outlier)
 
     return outliers
 

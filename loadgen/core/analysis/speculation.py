@@ -226,6 +226,7 @@ def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[Metric
     groups: dict[int, list[MetricSample]] = {
         position: [] for position in positions if position is not None
     }
+
     for sample, position in zip(samples, positions, strict=True):
         if position is not None:
             groups[position].append(sample)

@@ -513,8 +513,7 @@ def widen_by_runs(
 
     run_values = values[1:]
     if on_log_scale:
-        # An interval of logarithms, log(value) - w to log(value) + w, is one from value / exp(w) to
-        # value * exp(w).
+        # From log(value) - w to log(value) + w is from value / exp(w) to value * exp(w).
         half_width = mean_of_runs(np.log(run_values), interval.level).half_width
         low = interval.value * math.exp(-half_width)
         high = interval.value * math.exp(min(half_width, MAX_EXPONENT))
