@@ -85,23 +85,27 @@ def published_lengths() -> tuple[PublishedLengths, ...]:
 
 
 def parse_target(value: object) -> AcceptedLengthTarget:
-    """Return the target that a user wrote: a number, or the name of a published length.
+    """Return the accepted length that a user wrote, as a number or as the name of a published one.
+
+    For example `2.49`, or `deepseek-v4-pro-mtp:3` for its published length with 3 draft tokens.
 
     Raises:
-        units.InvalidValueError: It is neither, or the number is below 1.
+        units.InvalidValueError: The value is neither, or the number is below 1.
     """
     if isinstance(value, AcceptedLengthTarget):
         return value
+
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     text = f"{value:g}" if is_number else str(value).strip()
     if _NUMBER.fullmatch(text):
         return _parse_number(text)
 
-    name, separator, drafts = text.partition(":")
-    if not separator or not drafts.isdecimal():
+    name, separator, draft_tokens = text.partition(":")
+    has_draft_tokens = bool(separator) and draft_tokens.isdecimal()
+    if not has_draft_tokens:
         problem = f'"{text}" is no accepted length'
         raise units.InvalidValueError("invalid_value", problem, _EXAMPLES)
-    return _find_published_length(name, int(drafts))
+    return _find_published_length(name, int(draft_tokens))
 
 
 def _parse_number(text: str) -> AcceptedLengthTarget:
@@ -114,19 +118,23 @@ def _parse_number(text: str) -> AcceptedLengthTarget:
 
 
 def _find_published_length(name: str, draft_tokens: int) -> AcceptedLengthTarget:
-    """Return a published length.
+    """Return the accepted length that was published for a model and a number of draft tokens.
 
     Raises:
-        units.InvalidValueError: The table has no such name, or not for so many draft tokens.
+        units.InvalidValueError: The table has no row with this name, or the row has no length for
+            this number of draft tokens.
     """
     rows = {row.name: row for row in published_lengths()}
     row = rows.get(name)
     if row is None:
         problem = f'"{name}" is no published accepted length'
-        raise units.InvalidValueError("unknown_name", problem, did_you_mean(name, tuple(rows)))
+        hint = did_you_mean(name, tuple(rows))
+        raise units.InvalidValueError("unknown_name", problem, hint)
+
     if not 1 <= draft_tokens <= len(row.lengths):
         problem = f"{name} is not published for {draft_tokens} draft tokens"
         hint = f"1 to {len(row.lengths)} draft tokens, like {name}:3"
         raise units.InvalidValueError("out_of_range", problem, hint)
+
     length = row.lengths[draft_tokens - 1]
     return AcceptedLengthTarget(length=length, name=f"{name}:{draft_tokens}")

@@ -81,7 +81,10 @@ def judge_accepted_length(
     samples: Sequence[MetricSample],
     window: Window,
 ) -> AcceptedLengthCheck:
-    """Return whether the accepted length of a run is the stated one, within 1 %.
+    """Return whether the measured accepted length of a run is the stated one, within 1 %.
+
+    The accepted length is the mean number of output tokens per step of the model under speculative
+    decoding.
 
     Args:
         target: The stated length.
@@ -102,6 +105,7 @@ def judge_accepted_length(
         steps=realised.steps,
         source=realised.source,
     )
+
     if realised.steps is not None and realised.steps < MIN_STEPS:
         reason = (
             f"only {format.counted(realised.steps, 'step')} of the model, {MIN_STEPS:,} needed. "
@@ -118,9 +122,10 @@ def is_within_tolerance(difference: float) -> bool:
 
 
 def find_realised_length(speculation: Speculation | None) -> float | None:
-    """Return the accepted length that a summary has, from its best source, None without any.
+    """Return the mean number of tokens per step of the model over the whole run.
 
-    It covers the whole run, and the steps in it are not known.
+    The metrics page of the server comes first, then the responses. Return None if neither reports
+    a length.
     """
     if speculation is None:
         return None
@@ -132,13 +137,19 @@ def find_realised_length(speculation: Speculation | None) -> float | None:
 def _find_realised_length(
     speculation: Speculation | None, samples: Sequence[MetricSample], window: Window
 ) -> _RealisedLength | None:
-    """Return the accepted length from the first source that has it, or None."""
-    by_counters = _read_counters(samples, window)
-    if by_counters is not None or speculation is None:
-        return by_counters
+    """Return the accepted length (tokens per step of the model) from the first source that has it.
+
+    The sources are counters on the servers' metrics pages, the responses, and gauges on the metrics
+    pages. Return None if no source has a length.
+    """
+    length_by_counters = _read_counters(samples, window)
+    if length_by_counters is not None:
+        return length_by_counters
+
+    if speculation is None:
+        return None
 
     if speculation.length is not None:
-        # The steps are the output tokens that were not accepted from drafts.
         steps = _count_steps_of_responses(speculation)
         return _RealisedLength(speculation.length, "responses", steps)
 
@@ -148,34 +159,41 @@ def _find_realised_length(
 
 
 def _read_counters(samples: Sequence[MetricSample], window: Window) -> _RealisedLength | None:
-    """Return the accepted length by the servers' counters in the measurement window, or None."""
+    """Return the accepted length by the servers' counters in the measurement window, or None.
+
+    Each step of the model checks one draft and generates its accepted tokens and one token more.
+    """
     drafts = _measure_growth_in_window(samples, series.DRAFTS, window)
     accepted_tokens = _measure_growth_in_window(samples, series.ACCEPTED, window)
     if not drafts or accepted_tokens is None:
         return None
-    return _RealisedLength(1 + accepted_tokens / drafts, "counters", round(drafts))
+
+    tokens_per_step = 1 + accepted_tokens / drafts
+    return _RealisedLength(tokens_per_step, "counters", steps=round(drafts))
 
 
 def _measure_growth_in_window(
     samples: Sequence[MetricSample], quantity: str, window: Window
 ) -> float | None:
-    """Return the growth of a counter between the reads around the measurement window.
+    """Return the growth of a counter of the servers during the measurement window.
 
-    These are the last read before the window and the first one after it. Points have the growth of
-    the counter since the first read, so it is 0 if there is no read before the window. Return None
-    if no page has the counter, and the growth over all reads if the window is not known.
+    The metrics pages are read now and then. The growth is taken from the last read before the
+    window to the first read after it, or over all reads if the window is not known. Return None if
+    no page has the counter.
     """
+    # The value of a point is the growth of the counter since the first read.
     points = series.collect_points(samples, quantity)
     if not points:
         return None
+
     if window.start_s is None or window.end_s is None:
         return points[-1].value
 
-    before = [point for point in points if point.t_s <= window.start_s]
-    after = [point for point in points if point.t_s >= window.end_s]
-    value_before = before[-1].value if before else 0.0
-    last_point = after[0] if after else points[-1]
-    return last_point.value - value_before
+    points_before = [point for point in points if point.t_s <= window.start_s]
+    points_after = [point for point in points if point.t_s >= window.end_s]
+    value_at_start = points_before[-1].value if points_before else 0.0
+    value_at_end = points_after[0].value if points_after else points[-1].value
+    return value_at_end - value_at_start
 
 
 def _count_steps_of_responses(speculation: Speculation) -> int | None:

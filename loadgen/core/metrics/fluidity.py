@@ -135,33 +135,40 @@ class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_fluidity(inputs: FluidityInputs) -> Fluidity | None:
-    """Return the fluidity index of a run, or None if no deadlines or no token times are known.
+    """Return the fluidity index of a run: the fraction of its token deadlines that were met.
 
-    If the SLO has an objective for it, the result says why there is no index instead of being None.
+    Return None if the SLO sets no deadlines. If there is no index for any other reason, return None
+    too, unless the SLO has an objective for the index: then the result states the reason.
     """
     deadlines = inputs.slo.find_token_deadlines()
-    objective = inputs.slo.fluidity
-    is_requested = objective is not None
-    if deadlines is None or (inputs.gaps is None and not is_requested):
+    if deadlines is None:
         return None
 
-    absent = _find_reason_without_index(inputs)
-    if absent or inputs.gaps is None:
-        return _without_index(deadlines, objective, absent)
+    objective = inputs.slo.fluidity
+    has_objective = objective is not None
+    if inputs.gaps is None and not has_objective:
+        return None
+
+    absent_reason = _find_reason_without_index(inputs)
+    if absent_reason or inputs.gaps is None:
+        return _without_index(deadlines, objective, absent_reason)
 
     counts = count_token_deadlines(inputs.stages, inputs.gaps, deadlines)
-    if not len(counts.slots) and not is_requested:
+    has_responses = len(counts.slots) > 0
+    if not has_responses and not has_objective:
         return None
     return _summarize_counts(inputs, deadlines, counts)
 
 
 def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goodput:
-    """Return the goodput of requests, whose SLO is met only if the objective of fluidity is too.
+    """Return the goodput with a verdict that includes the objective for the fluidity index.
 
-    If the SLO has no term on single requests or tasks, the objective of fluidity alone decides.
+    The SLO is met if the terms on single requests and the fluidity objective are met. If the SLO
+    has no terms on single requests, the fluidity objective alone decides.
     """
     if fluidity is None or fluidity.objective is None:
         return goodput
+
     outcomes = [fluidity.objective.met]
     if goodput.has_any_slo:
         outcomes.append(goodput.met)
@@ -191,7 +198,7 @@ def _find_reason_without_index(inputs: FluidityInputs) -> str:
 def _without_index(
     deadlines: TokenDeadlines, objective: FluidityTerm | None, reason: str
 ) -> Fluidity:
-    """Return the section of a run that has no fluidity index for a reason."""
+    """Return the result of a run without a fluidity index, with the reason why it has none."""
     return Fluidity(
         first_token_ms=milliseconds(deadlines.first_token_ns),
         per_token_ms=milliseconds(deadlines.per_token_ns),
@@ -201,7 +208,7 @@ def _without_index(
 
 
 def _undecided_objective(objective: FluidityTerm, reason: str) -> FluidityObjective:
-    """Return the result of an objective that cannot be judged for a reason."""
+    """Return the result of an objective that is neither met nor missed, with the reason."""
     return FluidityObjective(
         quantile=objective.quantile,
         limit=objective.least_index,
@@ -213,39 +220,59 @@ def _undecided_objective(objective: FluidityTerm, reason: str) -> FluidityObject
 def _summarize_counts(
     inputs: FluidityInputs, deadlines: TokenDeadlines, counts: DeadlineCounts
 ) -> Fluidity:
-    """Return the fluidity index of all requests together, and its percentiles over requests."""
-    total = int(counts.deadlines.sum())
-    missed = int(counts.missed.sum())
+    """Return the fluidity index of all requests together, and its percentiles over requests.
+
+    The fluidity index is the fraction of token deadlines that were met.
+
+    Args:
+        inputs: The SLO of the run, and the numbers of requests by outcome.
+        deadlines: The time limits of the first token and of each later token.
+        counts: The deadlines and missed deadlines of each response.
+    """
     indices = counts.indices
-    has_values = len(indices) > 0
+    has_responses = len(indices) > 0
+
+    total_deadlines = int(counts.deadlines.sum())
+    missed_deadlines = int(counts.missed.sum())
+    met_deadlines = total_deadlines - missed_deadlines
+    overall_index = met_deadlines / total_deadlines if total_deadlines else None
+
     objective = inputs.slo.fluidity
+    result = None if objective is None else _judge(objective, indices, inputs.requests)
 
     return Fluidity(
+        # The limits.
         first_token_ms=milliseconds(deadlines.first_token_ns),
         per_token_ms=milliseconds(deadlines.per_token_ns),
+        # All requests together.
         requests=len(indices),
-        deadlines=total,
-        missed=missed,
-        index=(total - missed) / total if total else None,
-        mean=float(indices.mean()) if has_values else None,
-        min=float(indices.min()) if has_values else None,
+        deadlines=total_deadlines,
+        missed=missed_deadlines,
+        index=overall_index,
+        # The index of each request.
+        mean=float(indices.mean()) if has_responses else None,
+        min=float(indices.min()) if has_responses else None,
         p50=_index_reached_by(indices, 0.5),
         p90=_index_reached_by(indices, 0.9),
         p95=_index_reached_by(indices, 0.95),
         p99=_index_reached_by(indices, 0.99),
-        absent="" if has_values else NO_RESPONSES,
-        objective=None if objective is None else _judge(objective, indices, inputs.requests),
+        # The verdict.
+        absent="" if has_responses else NO_RESPONSES,
+        objective=result,
     )
 
 
 def _index_reached_by(indices: NDArray[np.float64], fraction: float) -> float | None:
     """Return the fluidity index that a fraction of the requests reached, None without requests.
 
-    It is the quantile in descending order, as `slo_terms` takes it of latencies in ascending order.
+    A high index is good, so 0.95 returns the index that 95 % of the requests reached or exceeded.
     """
-    if not len(indices):
+    if len(indices) == 0:
         return None
-    return -quantile_of(-indices, fraction)
+
+    # Negative values turn "at least" into the "at most" of a quantile.
+    quantile_of_negative = quantile_of(-indices, fraction)
+    return -quantile_of_negative
 
 
 def _judge(
@@ -253,56 +280,65 @@ def _judge(
 ) -> FluidityObjective:
     """Return whether enough requests reached the fluidity index that an SLO requires.
 
-    A failed, dropped or lost request counts as one with the index 0. An unfinished request is left
-    out, and so is a response without known token times.
+    An objective of 90 % at p95 is met if 95 % of the requests met at least 90 % of their token
+    deadlines. A failed, dropped or lost request counts as one with the index 0. Unfinished requests
+    and responses without known token times do not count.
 
     Args:
-        objective: The objective.
+        objective: The required index (`least_index`) and the percentile (`quantile`).
         indices: The index of each response whose token times are known.
         requests: The numbers of requests by outcome.
     """
-    not_ok = requests.failed + requests.dropped + requests.lost
-    count = len(indices) + not_ok
-    below = int((indices < objective.least_index).sum()) + not_ok
-    reason = _find_reason_not_to_judge(len(indices), not_ok, requests)
+    # How many requests there are, and how many of them are below the required index.
+    failed_count = requests.failed + requests.dropped + requests.lost
+    count = len(indices) + failed_count
+    below_count = int((indices < objective.least_index).sum()) + failed_count
+    reached_count = count - below_count
+
+    # Without a verdict.
+    undecided_reason = _find_reason_not_to_judge(len(indices), failed_count, requests)
     result = msgspec.structs.replace(
-        _undecided_objective(objective, reason),
-        below=below,
+        _undecided_objective(objective, undecided_reason),
+        below=below_count,
         count=count,
         supported=count >= needed_samples(objective.quantile),
     )
-    if not count:
+    if count == 0:
         return result
 
-    with_failures = np.concatenate([indices, np.zeros(not_ok)])
-    result = msgspec.structs.replace(
-        result, value=_index_reached_by(with_failures, objective.quantile)
-    )
-    if reason:
+    # The index that the required fraction of the requests reached.
+    indices_with_failures = np.concatenate([indices, np.zeros(failed_count)])
+    measured_index = _index_reached_by(indices_with_failures, objective.quantile)
+    result = msgspec.structs.replace(result, value=measured_index)
+    if undecided_reason:
         return result
-    is_met = quantile_index(count, objective.quantile) < count - below
+
+    # The request at the percentile, counted from the best one, has to reach the required index.
+    is_met = quantile_index(count, objective.quantile) < reached_count
     return msgspec.structs.replace(result, met=is_met)
 
 
-def _find_reason_not_to_judge(known: int, not_ok: int, requests: RequestCounts) -> str:
-    """Return why the objective cannot be judged, or "" if it can.
+def _find_reason_not_to_judge(known_count: int, failed_count: int, requests: RequestCounts) -> str:
+    """Return why the fluidity objective of an SLO cannot be judged, or "" if it can.
 
     Args:
-        known: The number of responses whose token times are known.
-        not_ok: The number of requests that failed, were dropped or were lost.
+        known_count: The number of successful responses whose token times are known.
+        failed_count: The number of requests that failed, were dropped or were lost.
         requests: The numbers of requests by outcome.
     """
-    if known + not_ok == 0:
+    if known_count + failed_count == 0:
         return NO_RESPONSES
 
-    unfinished = requests.unfinished
-    if is_undecided(unfinished, requests.ok + not_ok + unfinished):
+    unfinished_count = requests.unfinished
+    started_count = requests.ok + failed_count + unfinished_count
+    if is_undecided(unfinished_count, started_count):
         return (
             "too many requests were unfinished when the drain ended. Use a longer --grace, or none"
         )
 
-    unknown = requests.ok - known
-    if unknown > NO_SPAN_SHARE * requests.ok:
-        responses = format.counted(unknown, "successful response")
+    unknown_count = requests.ok - known_count
+    most_unknown = NO_SPAN_SHARE * requests.ok
+    if unknown_count > most_unknown:
+        responses = format.counted(unknown_count, "successful response")
         return f"the token times of {responses} are not known"
     return ""

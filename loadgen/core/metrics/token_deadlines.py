@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+ONE_TOKEN_PER_EVENT = -1
+"""Stands in place of a number of later tokens if each later event has one token."""
+
+
 class DeadlineCounts(NamedTuple):
     """The token deadlines of some responses, one entry each, in ascending order of their slots.
 
@@ -58,14 +62,19 @@ class DeadlineCounts(NamedTuple):
         return indices
 
     def look_up_indices(self, slots: Ints) -> NDArray[np.float64]:
-        """Return the fluidity index of the responses of these slots, NaN where it is not known.
+        """Return the fluidity index of each request of `slots`, NaN if it is not known.
 
-        Args:
-            slots: The slots of any requests, in any order.
+        The index is the fraction of its token deadlines that a response met. A slot is the number
+        of a request in the schedule. `slots` may be in any order.
         """
-        if not len(self.slots):
+        if len(self.slots) == 0:
             return np.full(len(slots), np.nan)
-        positions = np.minimum(np.searchsorted(self.slots, slots), len(self.slots) - 1)
+
+        # `self.slots` is sorted, so a binary search finds the position of each slot.
+        insert_positions = np.searchsorted(self.slots, slots)
+        last_position = len(self.slots) - 1
+        positions = np.minimum(insert_positions, last_position)
+
         is_known = self.slots[positions] == slots
         indices: NDArray[np.float64] = np.where(is_known, self.indices[positions], np.nan)
         return indices
@@ -79,7 +88,7 @@ class _Responses(NamedTuple):
         ttft_ns: The time from its scheduled time to its first token.
         gap_counts: The number of gaps between its output events.
         first_event_tokens: The tokens of its first output event.
-        later_tokens: The tokens of its later events, or -1 if each of them has one token.
+        later_tokens: The tokens of its later events, or `ONE_TOKEN_PER_EVENT`.
     """
 
     slots: Ints
@@ -96,17 +105,21 @@ class _Responses(NamedTuple):
 def count_token_deadlines(
     stages: Sequence[Columns], gaps: Iterable[RequestGaps], deadlines: TokenDeadlines
 ) -> DeadlineCounts:
-    """Count the deadlines that successful responses met and missed.
+    """Count the token deadlines that each successful response met and missed.
 
-    A response is left out if the gaps between its events are not known, or if all its tokens came
-    in one event although it has several, which shows nothing about their times.
+    Each output token has a deadline: the first one a time after the request, each later one a time
+    after the token before it.
+
+    A response is left out if the gaps (the times between its output events) are not known, or if
+    several tokens came in a single event, because the times of these tokens are unknown.
 
     Args:
-        stages: The records of the requests, by stage.
-        gaps: The times between the output events of each response.
-        deadlines: The deadlines.
+        stages: The request records of each stage of the load.
+        gaps: The gaps of the responses, in blocks of some responses.
+        deadlines: The time limits of the first token and of each later token.
     """
     responses = _list_responses(stages)
+
     counter = _DeadlineCounter(responses, deadlines)
     for block in gaps:
         counter.add_gaps(block)
@@ -114,7 +127,7 @@ def count_token_deadlines(
 
 
 def _list_responses(stages: Sequence[Columns]) -> _Responses:
-    """Return the successful responses of all stages whose tokens came as a stream."""
+    """Return the streamed successful responses of all stages, sorted by their slots."""
     parts = [_list_responses_of_stage(columns) for columns in stages]
     columns_of_parts = zip(*parts, strict=True) if parts else [[np.zeros(0, np.int64)]] * 5
     responses = _Responses(*(np.concatenate(columns) for columns in columns_of_parts))
@@ -122,30 +135,47 @@ def _list_responses(stages: Sequence[Columns]) -> _Responses:
 
 
 def _list_responses_of_stage(columns: Columns) -> _Responses:
-    """Return the successful responses of one stage whose tokens came as a stream."""
+    """Return the successful responses of one stage whose tokens came as a stream.
+
+    A streamed response consists of output events, each with one or more tokens. The `later` events
+    are those after the first event, and a gap is the time between two consecutive events.
+    """
     events = columns["output_events"].astype(np.int64)
     tokens = streamed_tokens(columns).astype(np.int64)
     first_event_tokens = np.maximum(columns["first_event_tokens"], 1).astype(np.int64)
-    gap_counts = events - 1
+    later_events = events - 1
     later_tokens = tokens - first_event_tokens
 
-    # A token without text comes in no event, so it has no time. What remains above one token per
-    # event shows that events carry several tokens.
+    # Some tokens have no text, such as the end token, and come in no event. If there are more
+    # tokens than later events even without these, an event has several tokens.
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
-    surplus_tokens = later_tokens - gap_counts
+    surplus_tokens = later_tokens - later_events
     has_one_token_per_event = surplus_tokens <= textless_tokens
 
-    has_first_token = columns.is_known("first_token_ns") & columns.is_known("due_ns")
-    has_token_times = (gap_counts > 0) | has_one_token_per_event
-    is_streamed = columns.is_ok & has_first_token & has_token_times
+    has_ttft = columns.is_known("first_token_ns") & columns.is_known("due_ns")
+    has_token_times = (later_events > 0) | has_one_token_per_event
+    is_usable = columns.is_ok & has_ttft & has_token_times
+
     responses = _Responses(
         slots=columns["slot"],
         ttft_ns=columns["first_token_ns"] - columns["due_ns"],
-        gap_counts=gap_counts,
+        gap_counts=later_events,
         first_event_tokens=first_event_tokens,
-        later_tokens=np.where(has_one_token_per_event, -1, later_tokens),
+        later_tokens=np.where(has_one_token_per_event, ONE_TOKEN_PER_EVENT, later_tokens),
     )
-    return responses.select(is_streamed)
+    return responses.select(is_usable)
+
+
+class _LocatedGaps(NamedTuple):
+    """The gaps of some responses, one entry per response.
+
+    Attributes:
+        positions: The position of the response in `_Responses`.
+        gap_starts: The index of its first gap in the array of all gaps.
+    """
+
+    positions: NDArray[np.intp]
+    gap_starts: Ints
 
 
 class _DeadlineCounter:
@@ -156,48 +186,60 @@ class _DeadlineCounter:
     """
 
     def __init__(self, responses: _Responses, deadlines: TokenDeadlines) -> None:
-        """Count the deadlines of the first events.
+        """Start the counts with the first output event of each response.
 
         Args:
-            responses: The responses.
-            deadlines: The deadlines of their tokens.
+            responses: The responses, whose first events came `ttft_ns` after their requests.
+            deadlines: The time limits of the first token and of each later token.
         """
         self._responses = responses
         self._per_token_ns = deadlines.per_token_ns
-        self._slack_ns = np.zeros(len(responses.slots), np.int64)
-        self._deadlines = np.zeros(len(responses.slots), np.int64)
-        self._missed = np.zeros(len(responses.slots), np.int64)
+
+        # One entry per response.
+        response_count = len(responses.slots)
+        self._slack_ns = np.zeros(response_count, np.int64)
+        self._deadlines = np.zeros(response_count, np.int64)
+        self._missed = np.zeros(response_count, np.int64)
         self._is_complete = responses.gap_counts <= 0
 
-        everything = np.arange(len(responses.slots))
+        all_positions = np.arange(response_count)
         self._add_event(
-            everything, responses.ttft_ns, responses.first_event_tokens, deadlines.first_token_ns
+            positions=all_positions,
+            waits_ns=responses.ttft_ns,
+            tokens=responses.first_event_tokens,
+            deadline_ns=deadlines.first_token_ns,
         )
 
     def add_gaps(self, gaps: RequestGaps) -> None:
-        """Count the deadlines of all events after the first one of some responses.
+        """Count the deadlines of all output events after the first one of some responses.
 
-        Gaps of other requests, such as failed ones, are ignored.
+        A gap is the time between two output events of a response. Event 1 follows gap 0, and so on.
+        The loop treats gap n of all responses at once. Gaps of failed requests are ignored.
         """
-        positions, gap_starts = self._find_responses(gaps)
-        if not len(positions):
+        unsorted = self._locate_gaps(gaps)
+        if len(unsorted.positions) == 0:
             return
 
-        # With the longest response first, those that have a next event are always the first ones.
-        longest_first = np.argsort(-self._responses.gap_counts[positions], kind="stable")
-        positions = positions[longest_first]
-        gap_starts = gap_starts[longest_first]
-        gap_counts = self._responses.gap_counts[positions]
+        # Sort by the number of gaps, descending. So the responses that still have a gap n are
+        # always the first ones.
+        unsorted_counts = self._responses.gap_counts[unsorted.positions]
+        longest_first = np.argsort(-unsorted_counts, kind="stable")
+        positions = unsorted.positions[longest_first]
+        gap_starts = unsorted.gap_starts[longest_first]
+        gap_counts = unsorted_counts[longest_first]
 
-        for gap_number in range(int(gap_counts[0])):
-            active = int(np.searchsorted(-gap_counts, -gap_number, side="left"))
-            active_positions = positions[:active]
+        longest_gap_count = int(gap_counts[0])
+        for gap_number in range(longest_gap_count):
+            active_count = int(np.count_nonzero(gap_counts > gap_number))
+            active_positions = positions[:active_count]
+            gap_indexes = gap_starts[:active_count] + gap_number
             self._add_event(
-                active_positions,
-                gaps.values[gap_starts[:active] + gap_number],
-                self._tokens_after_gap(active_positions, gap_number),
-                self._per_token_ns,
+                positions=active_positions,
+                waits_ns=gaps.values[gap_indexes],
+                tokens=self._tokens_after_gap(active_positions, gap_number),
+                deadline_ns=self._per_token_ns,
             )
+
         self._is_complete[positions] = True
 
     def counts(self) -> DeadlineCounts:
@@ -209,51 +251,71 @@ class _DeadlineCounter:
             missed=self._missed[is_complete],
         )
 
-    def _find_responses(self, gaps: RequestGaps) -> tuple[NDArray[np.intp], Ints]:
-        """Return the positions of the responses that have gaps here, and where their gaps start.
+    def _locate_gaps(self, gaps: RequestGaps) -> _LocatedGaps:
+        """Find the response to which each list of gaps belongs, by the number of its slot.
 
-        A response is left out if it has another number of gaps than its record says, as in a
-        damaged file, or if its gaps were added before.
+        A response is left out if its record has a different number of gaps, as in a damaged file,
+        or if its gaps were added before.
         """
         known_slots = self._responses.slots
-        if not len(known_slots) or not len(gaps.slots):
-            return np.zeros(0, np.intp), np.zeros(0, np.int64)
+        if len(known_slots) == 0 or len(gaps.slots) == 0:
+            return _LocatedGaps(np.zeros(0, np.intp), np.zeros(0, np.int64))
 
-        positions = np.minimum(np.searchsorted(known_slots, gaps.slots), len(known_slots) - 1)
-        is_usable = known_slots[positions] == gaps.slots
-        is_usable &= self._responses.gap_counts[positions] == gaps.counts
-        is_usable &= ~self._is_complete[positions]
+        # `known_slots` is sorted, so a binary search finds the position of each slot.
+        insert_positions = np.searchsorted(known_slots, gaps.slots)
+        last_position = len(known_slots) - 1
+        positions = np.minimum(insert_positions, last_position)
+
+        is_known = known_slots[positions] == gaps.slots
+        has_recorded_count = self._responses.gap_counts[positions] == gaps.counts
+        is_new = ~self._is_complete[positions]
+        is_usable = is_known & has_recorded_count & is_new
+
+        # The gaps of all responses are one after the other in one array.
         gap_starts = np.cumsum(gaps.counts) - gaps.counts
-        return positions[is_usable], gap_starts[is_usable]
+        return _LocatedGaps(positions[is_usable], gap_starts[is_usable])
 
     def _tokens_after_gap(self, positions: NDArray[np.intp], gap_number: int) -> Ints:
-        """Return the tokens of the event after a gap, the share of an even distribution.
+        """Return how many tokens the output event after a gap has, for each response.
 
-        Of 10 tokens in 4 events, the events have 2, 3, 2 and 3 tokens. Each event has at least one.
+        The tokens of single events are not recorded, so the tokens are distributed evenly: of 10
+        tokens in 4 events, the events have 2, 3, 2 and 3 tokens. Each event has at least one.
         """
         later_tokens = self._responses.later_tokens[positions]
-        gap_counts = self._responses.gap_counts[positions]
-        tokens_before = gap_number * later_tokens // gap_counts
-        tokens_up_to = (gap_number + 1) * later_tokens // gap_counts
-        return np.maximum(tokens_up_to - tokens_before, 1)
+        event_counts = self._responses.gap_counts[positions]
+
+        tokens_before_event = gap_number * later_tokens // event_counts
+        tokens_after_event = (gap_number + 1) * later_tokens // event_counts
+        return np.maximum(tokens_after_event - tokens_before_event, 1)
 
     def _add_event(
         self, positions: NDArray[np.intp], waits_ns: Ints, tokens: Ints, deadline_ns: int
     ) -> None:
-        """Count the deadlines of one event of each of some responses.
+        """Count the token deadlines of the next output event of each of several responses.
+
+        An event has one or more tokens. If its first token is early, the spare time (slack) extends
+        the next deadline. If it is late, it misses one deadline, and one more for each complete
+        TPOT limit that it is late: 25 ms late at 10 ms per token misses 3 deadlines. All further
+        tokens of the event meet their deadlines and leave slack. The rules are those of Etalon
+        (arXiv 2507.09019v1, "fluidity-index Computation").
 
         Args:
-            positions: The positions of the responses.
-            waits_ns: The time that the event came after the one before it.
-            tokens: The tokens of the event.
-            deadline_ns: The deadline of its first token, without slack.
+            positions: The positions of the responses in `self._responses`, one event each.
+            waits_ns: The time from the event before to this event. For a first event, the TTFT.
+            tokens: The number of tokens of the event.
+            deadline_ns: The longest wait that is in time if there is no slack.
         """
         lateness_ns = waits_ns - deadline_ns - self._slack_ns[positions]
         is_late = lateness_ns > 0
-        missed = np.where(is_late, 1 + lateness_ns // self._per_token_ns, 0)
-        slack_ns = np.where(is_late, 0, -lateness_ns)
 
-        tokens_at_same_time = tokens - 1
-        self._slack_ns[positions] = slack_ns + tokens_at_same_time * self._per_token_ns
-        self._missed[positions] += missed
-        self._deadlines[positions] += np.maximum(missed, 1) + tokens_at_same_time
+        missed_by_first_token = np.where(is_late, 1 + lateness_ns // self._per_token_ns, 0)
+        slack_of_first_token_ns = np.where(is_late, 0, -lateness_ns)
+
+        further_tokens = tokens - 1
+        slack_of_further_tokens_ns = further_tokens * self._per_token_ns
+        self._slack_ns[positions] = slack_of_first_token_ns + slack_of_further_tokens_ns
+
+        # A first token that is in time has one deadline. A late one has as many as it missed.
+        deadlines_of_first_token = np.maximum(missed_by_first_token, 1)
+        self._deadlines[positions] += deadlines_of_first_token + further_tokens
+        self._missed[positions] += missed_by_first_token

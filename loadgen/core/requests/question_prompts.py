@@ -68,15 +68,18 @@ class QuestionPrompts(FilePrompts):
         return msgspec.structs.replace(request, extra=GREEDY_SAMPLING | request.extra)
 
     def _output_length(self, row: DatasetRow, request_id: int) -> OutputLength:
-        """Return the limit of output tokens of a row, which no response is forced to reach.
+        """Return the largest number of output tokens of a row's response.
 
-        It is that of the row, or else `output_tokens` of the workload, or else the default.
+        The limit comes from the row itself, else from `output_tokens` of the workload, else from a
+        default. It is never exact, because an answer forced to a length cannot be right.
         """
         if row.output_tokens is not None:
             return OutputLength(row.output_tokens, is_exact=False)
+
         if self._output_sampler is not None:
             tokens = self._output_sampler(self._lengths_key, "output", request_id)
             return OutputLength(tokens, is_exact=False)
+
         return OutputLength(DEFAULT_OUTPUT_LIMIT, is_exact=False)
 
     def warnings(
@@ -88,12 +91,12 @@ class QuestionPrompts(FilePrompts):
 
 
 def read_known_answers(rows: Rows) -> tuple[KnownAnswer, ...]:
-    """Return what is known about the right response to each row of a file.
+    """Return the known answer of each row: the right response, and how to check a response.
 
-    All rows are read even if one of them is invalid, so that the user can correct them together.
+    Reading continues after an invalid row, so that the user sees the errors of all rows at once.
 
     Raises:
-        CombinedError: Rows are invalid. It contains one error for each of them.
+        CombinedError: Rows are invalid. The error contains one error per row.
         UserError: A package that a check needs is not installed.
     """
     # Workers without known answers do not need these modules.
@@ -103,12 +106,14 @@ def read_known_answers(rows: Rows) -> tuple[KnownAnswer, ...]:
     known_answers: list[KnownAnswer] = []
     errors: list[LoadgenError] = []
     for row_index in range(len(rows)):
-        row: Any = msgspec.json.decode(rows.line(row_index).removeprefix(BYTE_ORDER_MARK))
+        row_number = row_index + 1
+        line = rows.line(row_index).removeprefix(BYTE_ORDER_MARK)
+        row: Any = msgspec.json.decode(line)
         try:
-            known = parse_known_answer(row, row_index + 1)
+            known = parse_known_answer(row, row_number)
             _check_schemas(known)
         except BadRowError as bad_row:
-            location = f"{rows.path}: row {row_index + 1}"
+            location = f"{rows.path}: row {row_number}"
             error = UserError(bad_row.code, str(bad_row), location, bad_row.hint, key=bad_row.key)
             errors.append(error)
             if has_too_many(errors, str(rows.path)):
@@ -151,30 +156,48 @@ def _iterate_questions(prompts: Prompts) -> Iterator[QuestionPrompts]:
 
 
 def create_question_finder(prompts: Prompts) -> QuestionFinder | None:
-    """Return a function from the id of a request to the index of its question.
+    """Return a function that finds the question which a request asks, by the request's id.
 
-    The index is that in `list_known_answers`. The result is None if the workload has no questions,
-    so that loads without known answers need no call per request.
+    The function returns an index into `list_known_answers(prompts)`, or None for a request without
+    a question. Return None instead of a function if the whole workload has no questions.
     """
     if isinstance(prompts, QuestionPrompts):
         return prompts.row_of
-    if not isinstance(prompts, MixPrompts) or not list_known_answers(prompts):
+
+    if not isinstance(prompts, MixPrompts):
         return None
 
-    first_questions = _first_question_by_class(prompts)
+    has_questions = bool(list_known_answers(prompts))
+    return _MixQuestionFinder(prompts).find_question if has_questions else None
 
-    def find_question(request_id: int) -> int | None:
-        class_index, id_in_class = prompts.class_and_id(request_id)
-        questions = prompts.class_prompts[class_index]
-        if not isinstance(questions, QuestionPrompts):
+
+class _MixQuestionFinder:
+    """Finds the question of a request in a mix of request classes, of which some have questions."""
+
+    def __init__(self, mix: MixPrompts) -> None:
+        self._mix = mix
+        self._first_questions = _first_question_by_class(mix)
+
+    def find_question(self, request_id: int) -> int | None:
+        """Return the index of the question of a request among the questions of all classes.
+
+        Return None if the class of the request has no questions.
+        """
+        class_index, id_in_class = self._mix.class_and_id(request_id)
+        prompts_of_class = self._mix.class_prompts[class_index]
+        if not isinstance(prompts_of_class, QuestionPrompts):
             return None
-        return first_questions[class_index] + questions.row_of(id_in_class)
 
-    return find_question
+        question_in_class = prompts_of_class.row_of(id_in_class)
+        return self._first_questions[class_index] + question_in_class
 
 
 def _first_question_by_class(mix: MixPrompts) -> dict[int, int]:
-    """Return the index of the first question of each class that has questions."""
+    """Return the index of the first question of each class that has questions.
+
+    Questions are numbered class by class: with 3 questions in class 0 and 5 in class 2, the result
+    is {0: 0, 2: 3}.
+    """
     first_questions: dict[int, int] = {}
     question_count = 0
     for class_index, class_prompts in enumerate(mix.class_prompts):

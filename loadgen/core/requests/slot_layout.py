@@ -37,11 +37,18 @@ class SlotLayout:
     def slot_of(
         self, session: int, turn: int, turn_count: int, *, is_single_request: bool = False
     ) -> int:
-        """Return the slot id of a turn. `turn_count` is the number of turns of its session."""
+        """Return the slot id of a turn (0, 1, ...) in a session of `turn_count` turns.
+
+        A session has a block of consecutive ids. Its last turn has the last id of the block, so
+        that the id alone shows where a session ends. With blocks of 5 ids, the three turns of
+        session 2 have the ids 10, 11 and 14. A single request has the first id of its block.
+        """
         first_id = session * self.block_size
+        last_id = first_id + self.block_size - 1
+
         is_last_turn = turn == turn_count - 1
         if is_last_turn and not is_single_request:
-            return first_id + self.block_size - 1
+            return last_id
         return first_id + turn
 
     def slots_of(
@@ -52,12 +59,17 @@ class SlotLayout:
             yield self.slot_of(session, turn, turn_count, is_single_request=is_single_request)
 
     def turn_of(self, slot_id: int, turn_count: int, *, is_single_request: bool = False) -> int:
-        """Return the turn that has a slot id in its session. This is the inverse of `slot_of`.
+        """Return the turn (0, 1, ...) that has a slot id in a session of `turn_count` turns.
 
-        Raises IndexError if the session, which has `turn_count` turns, does not use the id.
+        The last turn of a session has the last id of the session's block of ids. With blocks of 5
+        ids, a session of three turns uses the first, second and fifth id.
+
+        Raises:
+            IndexError: The session does not use this id of its block.
         """
         position = slot_id % self.block_size
         last_turn = turn_count - 1
+
         position_of_last_turn = 0 if is_single_request else self.block_size - 1
         if position == position_of_last_turn:
             return last_turn
@@ -73,23 +85,34 @@ class SlotLayout:
         turn_counts: NDArray[np.int64],
         is_single_request: NDArray[np.bool_],
     ) -> NDArray[np.int64]:
-        """Return the slot ids of many turns. This is `slot_of` for arrays of equal length."""
+        """Return the slot ids of many turns, one for each element of the arrays.
+
+        Each session has a block of consecutive ids. The last turn has the last id of the block, so
+        that the id alone shows where a session ends. With blocks of 5 ids, the three turns of
+        session 2 have the ids 10, 11 and 14. A single request has the first id of its block.
+        """
+        first_ids = sessions * self.block_size
+        last_ids = first_ids + self.block_size - 1
+
         is_last_turn = turns == turn_counts - 1
-        has_last_id = is_last_turn & ~is_single_request
-        positions = np.where(has_last_id, self.block_size - 1, turns)
-        slot_ids: NDArray[np.int64] = sessions * self.block_size + positions
+        ends_session_of_turns = is_last_turn & ~is_single_request
+        slot_ids: NDArray[np.int64] = np.where(ends_session_of_turns, last_ids, first_ids + turns)
         return slot_ids
 
     def same_turn_in(self, other: SlotLayout, slot_id: int) -> int:
-        """Return the id that the turn with a slot id of this layout has in another layout.
+        """Convert the slot id of a turn to the id of the same turn in another layout.
 
-        The other layout is that of a part of the sessions, so its blocks may be smaller. Blocks of
-        one id are those of single requests. With blocks of 5 ids here and 3 there, session 2 has
+        Each layout has blocks of `block_size` ids, one block per session. The last turn of a
+        session has the last id of a block. With blocks of 5 ids here and of 3 in the other layout,
+        session 2 has
 
             here    10  11  12      13      14
-            there    6   7  unused  unused   8
+            other    6   7  unused  unused   8
 
-        Raises IndexError for an id that the other layout does not use.
+        Blocks of one id belong to single requests, which have the first id of a block.
+
+        Raises:
+            IndexError: The other layout does not use the id.
         """
         session, position = divmod(slot_id, self.block_size)
         first_id = session * other.block_size

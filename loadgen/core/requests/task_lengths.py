@@ -66,10 +66,10 @@ class TaskLengths:
     """
 
     def __init__(self, graphs: TaskGraphs, key: bytes, template_tokens: int) -> None:
-        """Prepare the samplers of all steps and tools.
+        """Prepare a sampler of random lengths for each step and tool of a task.
 
         Args:
-            graphs: The requests of each task.
+            graphs: The requests of each task, and the requests that each one waits for.
             key: Decides the random draws.
             template_tokens: The tokens that the chat template of the server adds to a prompt.
         """
@@ -77,6 +77,7 @@ class TaskLengths:
         self._key = key
         self._template_tokens = template_tokens
 
+        # The samplers by the name of the step or tool. Some steps have no message or no documents.
         steps = graphs.task.steps
         self._message_samplers = {
             name: length_sampler(step.input_tokens)
@@ -93,17 +94,19 @@ class TaskLengths:
             if step.documents is not None
         }
 
-        # Each instance has a cache of its own, which is freed with it.
+        # A cache per instance. A decorator would share one cache and keep all instances alive.
         self.added_by = functools.lru_cache(LENGTHS_CACHED)(self._measure_added)
 
     def conversation_tokens(self, task_index: int, turn: int) -> int:
-        """Return the content tokens of all messages of a request, which are its conversation.
+        """Return the number of content tokens of all messages that a request sends.
 
-        For example, the request of the third turn of a conversation contains the system message,
-        the new messages of turns 0 to 2, and the responses to turns 0 and 1.
+        A request sends its whole conversation. For example, the request of the third turn contains
+        the system message, the new messages of turns 0 to 2, and the responses to turns 0 and 1.
         """
         conversation_turns = self._graphs.conversation_turns(task_index, turn)
-        tokens = self._graphs.step(task_index, conversation_turns[0]).system_tokens
+        first_step = self._graphs.step(task_index, conversation_turns[0])
+        tokens = first_step.system_tokens
+
         for conversation_turn in conversation_turns:
             added = self.added_by(task_index, conversation_turn)
             tokens += added.documents.tokens + added.message_tokens
@@ -114,16 +117,18 @@ class TaskLengths:
         return tokens
 
     def _measure_added(self, task_index: int, turn: int) -> AddedLengths:
-        """Return the lengths of what a request, and then its response, add to the conversation.
+        """Return the lengths of what a request and its response add to a conversation.
 
-        The messages of a request are the responses of parallel branches, the result of a tool and
-        its user message. The system message of a new conversation is not included.
+        A request adds documents and messages. The messages are the responses of parallel branches,
+        the result of a tool, and a user message. The system message is not included.
         """
         request = self._graphs[task_index][turn]
-        message_tokens = sum(
+
+        branch_responses_tokens = sum(
             self._graphs.output_tokens(task_index, branch_turn)
             for branch_turn in request.branch_turns
         )
+        message_tokens = branch_responses_tokens
         if request.tool_of_result:
             message_tokens += self.result_tokens(task_index, turn)
         if sends_message(request):
@@ -142,59 +147,62 @@ class TaskLengths:
         return sample_length(self._key, "tool", self._graphs.draw_index(task_index, turn))
 
     def message_tokens(self, task_index: int, turn: int) -> int:
-        """Return the content tokens of the user message that a request sends.
+        """Return the number of content tokens of the user message that a request sends.
 
-        A request that repeats the user message of an earlier one sends the same text, so its length
-        is that of the earlier one.
+        A request may repeat the user message of an earlier request of the task. `message_turn` is
+        the request that sends the message first.
 
-        The chat template of the server adds tokens to each conversation. The workload requests the
-        length of the complete prompt, so the message that begins a conversation is shorter by these
-        tokens.
+        A workload sets the length of a prompt with the tokens that the server's chat template adds.
+        So the first message of a chat is shorter by these tokens.
         """
         message_turn = self._graphs.message_turn(task_index, turn)
         request = self._graphs[task_index][message_turn]
+
         sample_length = self._message_samplers[request.step]
         draw_index = self._graphs.draw_index(task_index, message_turn)
-        tokens = sample_length(self._key, "input", draw_index)
+        prompt_tokens = sample_length(self._key, "input", draw_index)
 
         is_chat = self._graphs.is_chat(task_index, message_turn)
         begins_conversation = request.continued_turn is None
         if is_chat and begins_conversation:
-            return without_template_tokens(tokens, self._template_tokens)
+            return without_template_tokens(prompt_tokens, self._template_tokens)
 
-        return tokens
+        return prompt_tokens
 
     def documents(self, task_index: int, turn: int) -> DocumentChunks:
         """Return the documents that a request sends, as chunks of a corpus.
 
-        Only the first request of a step sends any. These are documents of an earlier ranking if the
-        step has the key `best`, the number of documents to send. They are drawn from the corpus of
-        the step if it has the key `documents`.
+        Only the first request of a step sends documents:
+
+        - A step with the key `best: N` sends the N best documents of an earlier ranking.
+        - A step with the key `documents` sends random documents of a corpus.
         """
         request = self._graphs[task_index][turn]
         step = self._graphs.step(task_index, turn)
-        if request.is_first_of_step and step.best is not None:
+        if not request.is_first_of_step:
+            return DocumentChunks()
+
+        if step.best is not None:
             return self._first_ranked_documents(task_index, request, step.best)
 
-        if request.is_first_of_step and step.documents is not None:
+        if step.documents is not None:
             source = self._document_sources[request.step]
             draw_index = self._graphs.draw_index(task_index, turn)
-            count = source.sample_count(self._key, "documents", draw_index)
-            chunks = source.corpus.chunks_of(draw_index)[:count]
-            return DocumentChunks(chunks, step.documents.tokens)
+            document_count = source.sample_count(self._key, "documents", draw_index)
+            largest_choice = source.corpus.chunks_of(draw_index)
+            return DocumentChunks(largest_choice[:document_count], step.documents.tokens)
 
         return DocumentChunks()
 
     def _first_ranked_documents(
         self, task_index: int, request: TaskRequest, count: int
     ) -> DocumentChunks:
-        """Return the `count` best documents of the ranking request that a request waits for.
+        """Return the first `count` documents that the ranking request before a request sent.
 
-        Which documents are the best is not read from the response of the server. Query and
-        documents are random texts, none of which is more relevant than another one. So the first
-        documents that the ranking request sent count as the best.
+        All documents are random texts, none of which is more relevant than another one. So the
+        first documents stand for the best ones, and the response to the ranking is not read.
 
-        There is such a ranking request, because a workload without one is refused.
+        A workload in which a step has no ranking before it is refused when it is read.
         """
         ranking_turn = next(
             turn
@@ -211,11 +219,13 @@ def sends_message(request: TaskRequest) -> bool:
 
 
 def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:
-    """Return the source of the documents of a step.
+    """Return the corpus of a step, and the sampler of how many documents a request sends.
 
-    For each request, the corpus draws the largest possible number of documents, and the request
-    sends the first of them. `key` decides the draws.
+    For each request, the corpus draws the largest possible number of documents. The request sends
+    the first of these documents, as many as the sampler says. `key` decides all draws.
     """
     max_count = largest_value(documents.count)
     spec = ChunkSpec(max_count, documents.tokens, documents.corpus, documents.zipf)
-    return _DocumentSource(Corpus(spec, key), length_sampler(documents.count))
+    corpus = Corpus(spec, key)
+    count_sampler = length_sampler(documents.count)
+    return _DocumentSource(corpus, count_sampler)

@@ -54,26 +54,30 @@ class TrajectoryPlays:
     def __init__(
         self, data: TrajectoryData, requests: Trajectories, seed: int, cache_fills: int
     ) -> None:
-        """Decide the order of the recorded sessions.
+        """Decide in which order the recorded sessions are sent.
 
         Args:
             data: The recorded sessions.
-            requests: In which order they are sent, and where the first ones begin.
-            seed: Decides a shuffled order, and the turns in which sessions begin.
-            cache_fills: How many sessions at the start of the run fill the cache.
+            requests: The section of the workload with the order, and with the turn in which the
+                first sessions begin.
+            seed: Decides all random draws.
+            cache_fills: The number of sessions at the start of the run that fill the cache.
 
         Raises:
-            UserError: Sessions shall begin in the middle, but none has a second turn.
+            UserError: The first sessions are to begin in the middle, but no recorded session has
+                a second turn.
         """
         self.data = data
         self.max_turns = int(data.turn_counts.max())
         self._key = derive_key(seed)
         self._cache_fills = cache_fills
         self._order = self._draw_order(is_shuffled=requests.order == "shuffled")
+
         has_second_turn = data.turn_counts[self._order] >= TURNS_TO_SPLIT
         self._splittable = self._order[has_second_turn]
 
-        if requests.start == "middle" and not len(self._splittable):
+        begins_in_middle = requests.start == "middle"
+        if begins_in_middle and len(self._splittable) == 0:
             problem = (
                 "no session of the data set has a second turn, so none can begin in the middle"
             )
@@ -81,54 +85,88 @@ class TrajectoryPlays:
             raise UserError("unsupported", problem, str(data.path), hint)
 
     def play(self, session: int) -> Play:
-        """Return what the session with a number sends, from 0 on."""
-        if session < self._cache_fills:
-            begun = self._begun_play(session)
-            return begun._replace(turn_count=1, fills_cache=True)
+        """Return which turns of which recorded conversation a session of the run sends.
 
-        number = session - self._cache_fills
-        if number < self._cache_fills:
-            begun = self._begun_play(number)
-            return begun._replace(first_turn=begun.first_turn + 1, turn_count=begun.turn_count - 1)
+        Sessions are numbered from 0. With 8 virtual users that begin in the middle:
 
-        trajectory = int(self._order[number % len(self._order)])
-        turn_count = int(self.data.turn_counts[trajectory])
-        return Play(number, trajectory, first_turn=0, turn_count=turn_count)
+        - Sessions 0 to 7 fill the cache. Each sends one turn, from the middle of a conversation.
+        - Sessions 8 to 15 send the turns after it of the same conversations.
+        - All later sessions send complete conversations.
+        """
+        fills_cache = session < self._cache_fills
+        if fills_cache:
+            return self._play_cache_fill(session)
+
+        play_number = session - self._cache_fills
+        continues_cache_fill = play_number < self._cache_fills
+        if continues_cache_fill:
+            return self._play_after_cache_fill(play_number)
+
+        return self._play_complete(play_number)
 
     def turn_counts(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the number of turns of each of `count` sessions, from session `first` on."""
-        first_complete_session = 2 * self._cache_fills
-        if first >= first_complete_session:
-            numbers = np.arange(first, first + count) - self._cache_fills
-            trajectories = self._order[numbers % len(self._order)]
-            counts: NDArray[np.int64] = self.data.turn_counts[trajectories]
-            return counts
+        """Return the number of turns of each of `count` sessions, from session `first` on.
 
-        return np.array(
-            [self.play(session).turn_count for session in range(first, first + count)], np.int64
-        )
+        With 8 virtual users, the first 16 sessions may be parts of recorded conversations: 8 fill
+        the cache, and 8 continue. From the next session on, all conversations are complete.
+        """
+        sessions = range(first, first + count)
+        first_complete_session = 2 * self._cache_fills
+        if first < first_complete_session:
+            return np.array([self.play(session).turn_count for session in sessions], np.int64)
+
+        play_numbers = np.arange(first, first + count) - self._cache_fills
+        trajectories = self._order[play_numbers % len(self._order)]
+        counts: NDArray[np.int64] = self.data.turn_counts[trajectories]
+        return counts
 
     def pass_of(self, play: Play) -> int:
         """Return how many times the complete data set had been sent before a play."""
         return play.number // len(self._order)
 
-    def _begun_play(self, number: int) -> Play:
-        """Return a play from the turn on that fills the cache, which has at least one turn after.
+    def _play_cache_fill(self, number: int) -> Play:
+        """Return the play that sends only the drawn turn, so that the server caches its prompt."""
+        trajectory = self._draw_splittable_trajectory(number)
+        first_turn = self._draw_first_turn(number, trajectory)
+        return Play(number, trajectory, first_turn, turn_count=1, fills_cache=True)
 
-        The turn is drawn from the seed, every possible turn with the same probability.
+    def _play_after_cache_fill(self, number: int) -> Play:
+        """Return the play that sends all turns after the one that filled the cache."""
+        trajectory = self._draw_splittable_trajectory(number)
+        first_turn = self._draw_first_turn(number, trajectory) + 1
+        turn_count = int(self.data.turn_counts[trajectory]) - first_turn
+        return Play(number, trajectory, first_turn, turn_count)
+
+    def _play_complete(self, number: int) -> Play:
+        """Return the play that sends all turns of the next recorded session."""
+        trajectory = int(self._order[number % len(self._order)])
+        turn_count = int(self.data.turn_counts[trajectory])
+        return Play(number, trajectory, first_turn=0, turn_count=turn_count)
+
+    def _draw_splittable_trajectory(self, number: int) -> int:
+        """Return the index of the recorded session of a play that begins in the middle."""
+        return int(self._splittable[number % len(self._splittable)])
+
+    def _draw_first_turn(self, number: int, trajectory: int) -> int:
+        """Return a random turn of a recorded session that has at least one turn after it.
+
+        Each such turn has the same probability: of 5 turns, one of the turns 0 to 3. The draw
+        depends only on the seed and the number of the play.
         """
-        trajectory = int(self._splittable[number % len(self._splittable)])
         turn_count = int(self.data.turn_counts[trajectory])
         possible_turns = turn_count - 1
-        first_turn = random_integer(self._key, "first turn", number, 8) % possible_turns
-        return Play(number, trajectory, first_turn, turn_count - first_turn)
+        random_number = random_integer(self._key, "first turn", number, 8)
+        return random_number % possible_turns
 
     def _draw_order(self, *, is_shuffled: bool) -> NDArray[np.int64]:
         """Return the indexes of the recorded sessions in the order in which they are sent.
 
-        They are shuffled by sorting them by a random integer of 64 bits for each.
+        To shuffle, each session gets a random integer of 8 bytes, and sessions are sorted by it.
         """
+        session_count = len(self.data)
         if not is_shuffled:
-            return np.arange(len(self.data))
-        random_integers = random_bytes(self._key, "order", 0, 8 * len(self.data))
-        return np.argsort(np.frombuffer(random_integers, dtype="<u8"), kind="stable")
+            return np.arange(session_count)
+
+        random_content = random_bytes(self._key, "order", 0, 8 * session_count)
+        random_integers = np.frombuffer(random_content, dtype="<u8")
+        return np.argsort(random_integers, kind="stable")

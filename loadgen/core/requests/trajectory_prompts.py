@@ -96,57 +96,72 @@ class TrajectoryPrompts:
         tokenizer: Tokenizer,
         cache_fills: int = 0,
     ) -> None:
-        """Read and check the data set.
+        """Read and check the data set of recorded conversations.
 
         Args:
-            requests: The data set, and the rules by which it is replayed.
-            seed: Decides the order, the turns in which sessions begin, and lengths that are drawn.
-            salt: Decides the salts of the sessions, together with the seed.
+            requests: The section of the workload file that names the data set and says how its
+                conversations are replayed.
+            seed: Decides all random draws.
+            salt: Decides, with the seed, the text that makes the prompts of a session unique.
             tokenizer: Counts the tokens of messages.
-            cache_fills: How many sessions at the start of the run fill the cache.
+            cache_fills: The number of sessions at the start of the run that only fill the prefix
+                cache of the server.
 
         Raises:
             CombinedError: Rows of the data set have mistakes.
-            UserError: The data set does not fit the rules.
+            UserError: The data set does not fit the settings of `requests`.
         """
-        # Workers without such a data set do not need this module.
+        # Imported here, so that workers without recorded conversations do not load this module.
         from loadgen.core.workload.trajectory_data import read_trajectories
 
+        # The recorded conversations.
         data = read_trajectories(requests.trajectories)
+        _check_history(requests, has_tool_results=data.has_tool_results)
+        self._data = data
         self.plays = TrajectoryPlays(data, requests, seed, cache_fills)
         self.turns = self.plays.max_turns
+
+        # The responses in the history of later turns: real ones of the server, or recorded ones.
         uses_real_responses = requests.history == "server" or not data.has_responses
         self.history = "server" if uses_real_responses else "scripted"
-        _check_history(requests, has_tool_results=data.has_tool_results)
 
-        self._data = data
+        # The texts that make prompts unique.
         self._salt_rule = requests.salt
-        self._tokenizer = tokenizer
-        self._lengths_key = derive_key(seed)
         self._salt_key = derive_key(seed, salt)
+
+        # The lengths of prompts and responses. Token counts of recent conversations are cached.
+        self._tokenizer = tokenizer
+        self._count_tokens = functools.lru_cache(TRAJECTORIES_COUNTED)(self._recorded_tokens)
+        self._lengths_key = derive_key(seed)
         self._output_sampler = _output_sampler(requests)
         self._has_default_limit = requests.output_tokens != UNLIMITED
-        self._count_tokens = functools.lru_cache(TRAJECTORIES_COUNTED)(self._recorded_tokens)
 
     def __getitem__(self, request_id: int) -> Request:
         return self.with_replies(request_id, {})
 
     def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        """Return a request, with real responses in place of the recorded ones if there are any.
+        """Build a request, whose history contains the responses that the server really sent.
+
+        Recorded responses are used for turns that are not in `replies`.
 
         Args:
             request_id: The id of the request.
-            replies: The responses of the server by the position of their request in the session.
+            replies: The responses of the server to earlier turns of the session, by the number of
+                the turn: 0 for the response to the first request.
         """
         sent = self.locate(request_id)
         trajectory = self._data[sent.play.trajectory]
         length = self._output_length(sent, request_id)
+        data_set_hash = self._data.sha256[:8]
+
         return Request(
-            id=f"{self._data.sha256[:8]}-{request_id}",
+            # What is sent.
             messages=self._messages(sent, trajectory, replies),
             max_tokens=length.tokens,
             exact_output=length.is_exact,
             extra=trajectory.extra,
+            # Which request it is.
+            id=f"{data_set_hash}-{request_id}",
             session=sent.session,
             turn=sent.position,
         )
@@ -156,19 +171,23 @@ class TrajectoryPrompts:
         return self.history == "server" and self.locate(request_id).position > 0
 
     def locate(self, request_id: int) -> SentTurn:
-        """Return the play and the turn of a request.
+        """Find the session and the turn that a request id belongs to.
 
-        Each session has a block of `turns` ids, and its last turn has the last one. With blocks
-        of 5 ids, a session of 3 turns has the positions 0, 1 and 4 of its block. Raises IndexError
-        for an id that the session does not use.
+        Each session has a block of `self.turns` consecutive ids, and its last turn has the last id
+        of the block. With blocks of 5 ids, the three turns of session 2 have the ids 10, 11 and 14.
+
+        Raises:
+            IndexError: The session does not use the id, such as 12 in this example.
         """
-        session, id_in_block = divmod(request_id, self.turns)
+        session, position_in_block = divmod(request_id, self.turns)
+        last_position = self.turns - 1
+
         play = self.plays.play(session)
         last_turn = play.turn_count - 1
-        if id_in_block == self.turns - 1:
+        if position_in_block == last_position:
             return SentTurn(play, session, last_turn)
-        if id_in_block < last_turn:
-            return SentTurn(play, session, id_in_block)
+        if position_in_block < last_turn:
+            return SentTurn(play, session, position_in_block)
         raise IndexError(request_id)
 
     def request_ids(self, count: int) -> Iterable[int]:
@@ -176,11 +195,16 @@ class TrajectoryPrompts:
         return itertools.islice(self._iterate_ids(), count)
 
     def _iterate_ids(self) -> Iterator[int]:
-        """Yield the ids of all requests, one session after the other, without end."""
+        """Yield the ids of all requests, one session after the other, without end.
+
+        Each session has a block of `self.turns` ids, and its last turn has the last id.
+        """
         for session in itertools.count():
             first_id = session * self.turns
-            yield from range(first_id, first_id + self.plays.play(session).turn_count - 1)
-            yield first_id + self.turns - 1
+            last_id = first_id + self.turns - 1
+            turns_before_last = self.plays.play(session).turn_count - 1
+            yield from range(first_id, first_id + turns_before_last)
+            yield last_id
 
     # -- lengths ---------------------------------------------------------------------------------
 
@@ -197,78 +221,99 @@ class TrajectoryPrompts:
         return self._output_length(self.locate(request_id), request_id).tokens
 
     def prompt_parts(self, request_id: int) -> list[PromptPart]:
-        """Return the parts of a prompt: the system prompt, and the rest of the conversation.
+        """Return the system prompt and the rest of a prompt, each with its length.
 
-        The rule of the salt decides which other prompts have the same parts. The tokens of the salt
-        itself are not counted.
+        Two prompts have the same text in a part, and may share it in a prefix cache, if the owners
+        of the part are equal. The tokens of salts, which make prompts unique, are not counted.
         """
         sent = self.locate(request_id)
         tokens = self._count_tokens(sent.play.trajectory)
-        conversation_tokens = sum(tokens.questions[: sent.recorded_turn + 1]) - tokens.system
-        for turn in range(sent.recorded_turn):
-            conversation_tokens += self._response_tokens(sent, turn, tokens)
+        system_part = PromptPart(self._owner_of_system_prompt(sent.play), tokens.system)
 
-        return [
-            PromptPart(self._owner_of_system_prompt(sent.play), tokens.system),
-            PromptPart(self._owner_of_conversation(sent.play), conversation_tokens),
-        ]
+        # The messages of the first turn include the system prompt.
+        message_tokens = sum(tokens.questions[: sent.recorded_turn + 1]) - tokens.system
+        response_tokens = sum(
+            self._response_tokens(sent, earlier_turn, tokens)
+            for earlier_turn in range(sent.recorded_turn)
+        )
+        conversation_part = PromptPart(
+            self._owner_of_conversation(sent.play), message_tokens + response_tokens
+        )
+        return [system_part, conversation_part]
 
     def _owner_of_system_prompt(self, play: Play) -> tuple[str, int]:
-        """Return what decides the text of the system prompt of a play."""
+        """Return an owner that is equal for all sessions with the same system prompt.
+
+        A salt is a text that makes prompts unique. The rule `session` puts one before the system
+        prompt of each session, and `pass` uses one salt for each pass over the data set.
+        """
         if self._salt_rule == "session":
             return ("play", play.number)
+
         system_text = _system_text(self._data[play.trajectory])
         pass_number = self.plays.pass_of(play) if self._salt_rule == "pass" else 0
         return (system_text, pass_number)
 
     def _owner_of_conversation(self, play: Play) -> tuple[str, int]:
-        """Return what decides the text of a play after its system prompt."""
+        """Return an owner that is equal for all sessions with the same conversation text."""
         if self._salt_rule == "none":
             return ("trajectory", play.trajectory)
         return ("play", play.number)
 
     def _response_tokens(self, sent: SentTurn, turn: int, tokens: _RecordedTokens) -> int:
-        """Return the tokens of an earlier response, as expected if the server creates it."""
-        is_real = self.history == "server" and turn >= sent.play.first_turn
+        """Return the expected tokens of the response to an earlier turn of the same session.
+
+        Args:
+            sent: The turn whose prompt contains the response.
+            turn: The earlier turn, by its number in the recorded session.
+            tokens: The token counts of the recorded session.
+        """
+        was_sent_in_run = turn >= sent.play.first_turn
+        is_real = self.history == "server" and was_sent_in_run
         if not is_real:
             return tokens.responses[turn]
-        earlier = sent._replace(position=turn - sent.play.first_turn)
-        request_id = earlier.session * self.turns + earlier.position
-        return self._output_length(earlier, request_id).tokens or DEFAULT_OUTPUT_LIMIT
+
+        earlier_position = turn - sent.play.first_turn
+        earlier_turn = sent._replace(position=earlier_position)
+        earlier_request_id = sent.session * self.turns + earlier_position
+        length = self._output_length(earlier_turn, earlier_request_id)
+        return length.tokens or DEFAULT_OUTPUT_LIMIT
 
     def _output_length(self, sent: SentTurn, request_id: int) -> OutputLength:
-        """Return the output length of a turn, from the first source that has one.
+        """Return how many output tokens a request asks for, from the first source that says it.
 
-        These are the row itself, `output_tokens` of the workload, the recorded response, and the
-        default limit.
+        The sources are the row of the data set, `output_tokens` of the workload, the length of the
+        recorded response, and a default limit. A request that fills the cache has one token.
         """
         if sent.play.fills_cache:
             return OutputLength(TOKENS_OF_CACHE_FILL, is_exact=True)
 
-        turn = self._data[sent.play.trajectory].turns[sent.recorded_turn]
-        if turn.output_tokens is not None:
-            return OutputLength(turn.output_tokens, turn.is_exact_length)
+        recorded_turn = self._data[sent.play.trajectory].turns[sent.recorded_turn]
+        if recorded_turn.output_tokens is not None:
+            return OutputLength(recorded_turn.output_tokens, recorded_turn.is_exact_length)
 
         if self._output_sampler is not None:
-            tokens = self._output_sampler(self._lengths_key, "output", request_id)
-            return OutputLength(tokens, is_exact=True)
+            sampled_tokens = self._output_sampler(self._lengths_key, "output", request_id)
+            return OutputLength(sampled_tokens, is_exact=True)
 
-        recorded_tokens = self._count_tokens(sent.play.trajectory).responses[sent.recorded_turn]
+        token_counts = self._count_tokens(sent.play.trajectory)
+        recorded_tokens = token_counts.responses[sent.recorded_turn]
         if recorded_tokens:
             return OutputLength(recorded_tokens, is_exact=True)
 
-        limit = DEFAULT_OUTPUT_LIMIT if self._has_default_limit else None
-        return OutputLength(limit, is_exact=False)
+        default_limit = DEFAULT_OUTPUT_LIMIT if self._has_default_limit else None
+        return OutputLength(default_limit, is_exact=False)
 
     def _recorded_tokens(self, trajectory_index: int) -> _RecordedTokens:
-        """Count the tokens of the messages of a recorded session."""
-        turns = self._data[trajectory_index].turns
+        """Count the tokens of the messages of a recorded session, turn by turn."""
+        trajectory = self._data[trajectory_index]
+        system_text = _system_text(trajectory)
+        responses = [[] if turn.response is None else [turn.response] for turn in trajectory.turns]
+
         return _RecordedTokens(
-            system=self._tokenizer.count(_system_text(self._data[trajectory_index])),
-            questions=[self._message_tokens(turn.messages) for turn in turns],
-            responses=[
-                self._message_tokens([turn.response]) if turn.response else 0 for turn in turns
-            ],
+            system=self._tokenizer.count(system_text),
+            questions=[self._message_tokens(turn.messages) for turn in trajectory.turns],
+            responses=[self._message_tokens(messages) for messages in responses],
         )
 
     def _message_tokens(self, messages: Iterable[Message]) -> int:
@@ -282,19 +327,34 @@ class TrajectoryPrompts:
     def _messages(
         self, sent: SentTurn, trajectory: Trajectory, replies: Mapping[int, AssistantTurn]
     ) -> list[Message]:
-        """Return the conversation up to and with a turn, with the salts of its play."""
+        """Return the messages of a request: the whole conversation up to its own turn.
+
+        Args:
+            sent: The turn of the request.
+            trajectory: The recorded session.
+            replies: The responses of the server to earlier turns, by their position in the session
+                of the run. Recorded responses are used for all other turns.
+        """
         messages: list[Message] = []
-        for index, turn in enumerate(trajectory.turns[: sent.recorded_turn + 1]):
+        earlier_turns = trajectory.turns[: sent.recorded_turn]
+        for turn_index, turn in enumerate(earlier_turns):
+            position_in_session = turn_index - sent.play.first_turn
+            reply = replies.get(position_in_session)
             messages += turn.messages
-            if index < sent.recorded_turn:
-                reply = replies.get(index - sent.play.first_turn)
-                messages += _response_messages(turn, reply)
+            messages += _response_messages(turn, reply)
+
+        messages += trajectory.turns[sent.recorded_turn].messages
         return self._with_salts(messages, sent.play)
 
     def _with_salts(self, messages: list[Message], play: Play) -> list[Message]:
-        """Return the messages of a conversation with the salts that the rule requires.
+        """Return a conversation with salts: texts that make a prompt unique for a prefix cache.
 
-        The sources of the rules are in `core/workload/trajectories.py`.
+        The salt of a play (one replay of a recorded session) stands
+
+        - before the first message with the rule `session`,
+        - before the first message that is no system prompt with the rules `user` and `pass`.
+
+        With `pass`, the first message also has a salt for each pass over the data set.
         """
         if self._salt_rule == "none":
             return messages
@@ -305,12 +365,15 @@ class TrajectoryPrompts:
             salted[0] = _with_text_before(salted[0], play_salt)
             return salted
 
-        first_question = next(
+        first_question_index = next(
             index for index, message in enumerate(salted) if message["role"] != "system"
         )
-        salted[first_question] = _with_text_before(salted[first_question], play_salt)
+        first_question = salted[first_question_index]
+        salted[first_question_index] = _with_text_before(first_question, play_salt)
+
         if self._salt_rule == "pass":
-            pass_salt = self._salt_text("pass", self.plays.pass_of(play))
+            pass_number = self.plays.pass_of(play)
+            pass_salt = self._salt_text("pass", pass_number)
             salted[0] = _with_text_before(salted[0], pass_salt)
         return salted
 
@@ -326,8 +389,9 @@ class TrajectoryPrompts:
         self,
         request_count: int,  # noqa: ARG002 - part of the protocol
     ) -> list[str]:
-        """Return sentences about how the data set was read and which lengths it lacks."""
-        messages = [*self._data.notes]
+        """Return the warnings about the data set that the user sees before the run."""
+        messages = list(self._data.notes)
+
         lacks_lengths = self._output_sampler is None and not self._data.has_responses
         if lacks_lengths and self._has_default_limit:
             messages.append(
@@ -335,6 +399,7 @@ class TrajectoryPrompts:
                 f"are sent with a limit of {DEFAULT_OUTPUT_LIMIT:,} output tokens. --output-tokens "
                 "N sets the length, --output-tokens unlimited sends none"
             )
+
         if self._salt_rule == "none":
             sessions = format.counted(len(self._data), "recorded session")
             messages.append(
@@ -345,7 +410,11 @@ class TrajectoryPrompts:
 
 
 def _check_history(requests: Trajectories, *, has_tool_results: bool) -> None:
-    """Raise UserError if results of tools would follow real responses that call no tool."""
+    """Raise UserError if tool results would follow responses of the server that call no tool.
+
+    With `history: server`, earlier responses are those of the server, which may call different
+    tools than the recorded responses, or none.
+    """
     if requests.history == "server" and has_tool_results:
         problem = (
             "the data set has results of tools, which only fit the recorded responses that call "
@@ -362,40 +431,50 @@ def _output_sampler(requests: Trajectories) -> LengthSampler | None:
 
 
 def _response_messages(turn: RecordedTurn, reply: AssistantTurn | None) -> list[Message]:
-    """Return the response to a turn as later requests send it: the real one, or the recorded."""
-    if reply is not None:
-        message: Message = {"role": "assistant", "content": reply.text}
-        if reply.calls:
-            message["tool_calls"] = list(reply.calls)
-        return [message]
-    return [] if turn.response is None else [turn.response]
+    """Return the response to a turn as an element of the conversation that later turns send.
+
+    This is the response of the server (`reply`) if there is one, else the recorded response. The
+    list is empty if there is neither.
+    """
+    if reply is None:
+        return [] if turn.response is None else [turn.response]
+
+    message: Message = {"role": "assistant", "content": reply.text}
+    if reply.calls:
+        message["tool_calls"] = list(reply.calls)
+    return [message]
 
 
 def _system_text(trajectory: Trajectory) -> str:
-    """Return the text of the system prompt of a recorded session, or ""."""
-    texts = [
-        message["content"]
-        for message in trajectory.turns[0].messages
-        if message["role"] == "system" and isinstance(message["content"], str)
+    """Return the text of the system prompt of a recorded session, or "" if it has none."""
+    first_messages = trajectory.turns[0].messages
+    system_contents = [
+        message["content"] for message in first_messages if message["role"] == "system"
     ]
-    return "".join(texts)
+    return "".join(content for content in system_contents if isinstance(content, str))
 
 
 def _message_texts(message: Message) -> Iterator[str]:
-    """Yield the texts of a message that become tokens. Images and other parts are left out."""
+    """Yield the texts of a chat message whose tokens are counted.
+
+    These are the content, the reasoning and the tool calls. Images and audio are not counted.
+    """
     content = message.get("content")
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
         for part in content:
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
+            is_text_part = isinstance(part, dict) and isinstance(part.get("text"), str)
+            if is_text_part:
                 yield part["text"]
 
     reasoning = message.get("reasoning_content")
     if isinstance(reasoning, str):
         yield reasoning
-    if message.get("tool_calls"):
-        yield json.dumps(message["tool_calls"])
+
+    tool_calls = message.get("tool_calls")
+    if tool_calls:
+        yield json.dumps(tool_calls)
 
 
 def _with_text_before(message: Message, text: str) -> Message:

@@ -15,27 +15,31 @@ if TYPE_CHECKING:
 
 
 def iterate_stored_gaps(run_dir: Path) -> Iterator[RequestGaps] | None:
-    """Return the times between output events of some requests at a time, None if not stored.
+    """Return an iterator over the stored times between output events, None if none are stored.
 
-    A run that was killed or that has just ended has no Parquet file yet. Then the times come from
-    the files that its workers appended to, and are those of the requests that had ended.
+    Each item has the times of some of the requests of the run. A run that was killed or that has
+    just ended has no Parquet file yet, so the files that its worker processes wrote are read.
 
-    Raises UserError, when it is iterated over, if the file is damaged.
+    Raises:
+        UserError: The file is damaged. This is raised during the iteration.
     """
     parquet_file = run_dir / gaps.FILE
     if parquet_file.is_file():
         return _read_row_groups(parquet_file)
-    if any(run_dir.glob("spool/w*.events")):
+
+    has_worker_files = any(run_dir.glob("spool/w*.events"))
+    if has_worker_files:
         return gaps.read_event_files(run_dir)
     return None
 
 
 def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
-    """Yield the times between output events of the requests in each row group of a Parquet file.
+    """Yield the times between output events in a Parquet file, one row group after the other.
 
-    One row group is decoded at a time, so that the file may be larger than memory.
+    Only one row group is in memory at a time, so the file may be larger than memory.
 
-    Raises UserError if the file is damaged.
+    Raises:
+        UserError: The file is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -53,9 +57,9 @@ def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
 
 
 def _convert_to_request_gaps(table: pa.Table) -> RequestGaps:
-    """Return the times in a table with a row for each request, which has a list of them.
+    """Convert a table that has a list of times in each row, one row for each request.
 
-    The result has the values of all lists in one array, and the length of each list.
+    The result has the times of all requests in one array, and the number of times of each request.
     """
     lists = table["inter_chunk_ns"].combine_chunks()
     return RequestGaps(

@@ -37,41 +37,56 @@ class Stratum(NamedTuple):
     suspect_failures: int
 
 
-def excess_p_value(strata: Iterable[Stratum]) -> float:
-    """Return the probability of so many failures in the suspected part, if the parts do not differ.
+class _FailureDistribution(NamedTuple):
+    """The probability of each possible number of failures in the suspected part of a stratum.
 
-    The test is exact. In each stratum, such as the trials of one question, every way to distribute
-    the failures over the trials is equally likely.
+    Attributes:
+        smallest: The smallest possible number of failures.
+        probabilities: The probabilities of `smallest`, `smallest` + 1, and so on.
     """
-    # The probabilities of 0, 1, 2, ... failures more than the smallest possible number.
+
+    smallest: int
+    probabilities: NDArray[np.float64]
+
+
+def excess_p_value(strata: Iterable[Stratum]) -> float:
+    """Return the probability of at least the observed failures in the suspected part, by chance.
+
+    A stratum is a group of comparable trials in two parts, for example the responses to one
+    question before and after a change. The exact test of Gart (1970) assumes that each failure of a
+    stratum may be any of its trials with the same probability. So strata may differ in difficulty.
+    Without a stratum that has both outcomes and both parts, the result is 1.
+    """
     probabilities = np.ones(1)
     observed_excess = 0
     for stratum in strata:
-        smallest, distribution = _distribute_failures(stratum)
-        probabilities = _add_independent(probabilities, distribution)
-        observed_excess += stratum.suspect_failures - smallest
+        distribution = _distribute_failures(stratum)
+        probabilities = _add_independent(probabilities, distribution.probabilities)
+        observed_excess += stratum.suspect_failures - distribution.smallest
 
-    return min(1.0, float(probabilities[observed_excess:].sum()))
+    p_value = float(probabilities[observed_excess:].sum())
+    return min(1.0, p_value)
 
 
-def _distribute_failures(stratum: Stratum) -> tuple[int, NDArray[np.float64]]:
-    """Return the hypergeometric distribution of the failures in the suspected part of a stratum.
+def _distribute_failures(stratum: Stratum) -> _FailureDistribution:
+    """Return how likely each number of failures is in the suspected part of a stratum, by chance.
 
-    The first value is the smallest possible number of failures. The array has the probability of
-    this number, and of each larger possible number.
+    This is the hypergeometric distribution. With n trials, m of them suspected, and f failures, the
+    probability of k suspected failures is C(m, k) * C(n - m, f - k) / C(n, f).
     """
     other_trials = stratum.trials - stratum.suspect_trials
     smallest = max(0, stratum.failures - other_trials)
     largest = min(stratum.failures, stratum.suspect_trials)
 
-    # The number of ways to distribute the failures, as logarithms.
+    # Logarithms, because the binomial coefficients of many trials exceed the largest float.
     log_of_ways = [
-        _log_binomial(stratum.suspect_trials, failures)
-        + _log_binomial(other_trials, stratum.failures - failures)
-        for failures in range(smallest, largest + 1)
+        _log_binomial(stratum.suspect_trials, suspect_failures)
+        + _log_binomial(other_trials, stratum.failures - suspect_failures)
+        for suspect_failures in range(smallest, largest + 1)
     ]
     log_of_all_ways = _log_binomial(stratum.trials, stratum.failures)
-    return smallest, np.exp(np.array(log_of_ways) - log_of_all_ways)
+    probabilities = np.exp(np.array(log_of_ways) - log_of_all_ways)
+    return _FailureDistribution(smallest, probabilities)
 
 
 def _log_binomial(count: int, chosen: int) -> float:
@@ -82,11 +97,12 @@ def _log_binomial(count: int, chosen: int) -> float:
 def _add_independent(
     first: NDArray[np.float64], second: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the distribution of the sum of two independent counts.
+    """Return the distribution of the sum of two independent random counts.
 
-    Element k of an array is the probability of k.
+    Element k of an array is the probability of the count k. This is a convolution. It is written
+    out, because `numpy.convolve` adds in an order, and so rounds in a way, that depends on the
+    processor.
     """
-    # `numpy.convolve` would add in an order that depends on the processor.
     total = np.zeros(len(first) + len(second) - 1)
     for shift, probability in enumerate(second):
         total[shift : shift + len(first)] += probability * first
@@ -94,14 +110,14 @@ def _add_independent(
 
 
 def sign_test_p_value(worse: int, better: int) -> float:
-    """Return the probability of at least `worse` worse pairs if either direction is as likely.
+    """Return the p-value of the one-sided sign test (Dixon and Mood, 1946).
 
-    Args:
-        worse: The number of pairs that differ in the suspected direction.
-        better: The number of pairs that differ in the other direction. Pairs without a difference
-            do not count.
+    This is the probability that at least `worse` of the pairs are worse if each pair is worse or
+    better with the probability 0.5. Pairs without a difference do not count.
     """
     if worse == 0:
         return 1.0
+
     # At least `worse` of the pairs are worse exactly if at most `better` of them are better.
-    return binomial_cdf(worse + better, better, 0.5)
+    pairs = worse + better
+    return binomial_cdf(pairs, better, 0.5)
