@@ -90,24 +90,28 @@ class BlockGroup(NamedTuple):
 
 
 def list_groups(seed: int, count: int) -> tuple[BlockGroup, ...]:
-    """Return groups of blocks in which the orders ABBA and BAAB alternate.
+    """Return groups of four blocks in which the orders ABBA and BAAB alternate.
 
     The seed decides which of the two orders is the first.
     """
     first_order = seeds.derive_seed(seed, "live order")
-    return tuple(
-        _create_group(group_index, GROUP_ORDERS[(first_order + group_index) % len(GROUP_ORDERS)])
-        for group_index in range(count)
-    )
+    groups = []
+    for group_index in range(count):
+        order_index = (first_order + group_index) % len(GROUP_ORDERS)
+        groups.append(_create_group(group_index, GROUP_ORDERS[order_index]))
+    return tuple(groups)
 
 
 def _create_group(group_index: int, sides: Sequence[SideName]) -> BlockGroup:
-    """Return a group whose blocks are sent to these sides. Blocks are numbered over all groups."""
-    first_index = group_index * BLOCKS_PER_GROUP
-    blocks = [
-        LiveBlock(number=block_index + 1, side=side, pair=block_index // BLOCKS_PER_PAIR)
-        for block_index, side in enumerate(sides, start=first_index)
-    ]
+    """Return a group with a block for each of the sides, such as ("A", "B", "B", "A").
+
+    Blocks are numbered over all groups: the blocks of the second group have the numbers 5 to 8.
+    """
+    first_block_index = group_index * BLOCKS_PER_GROUP
+    blocks = []
+    for block_index, side in enumerate(sides, start=first_block_index):
+        pair = block_index // BLOCKS_PER_PAIR
+        blocks.append(LiveBlock(number=block_index + 1, side=side, pair=pair))
     return BlockGroup(tuple(blocks))
 
 
@@ -129,9 +133,9 @@ class AlternatingBlocks:
         """Create an estimator.
 
         Args:
-            groups: The groups whose blocks are the runs of both sides, in the order of time.
-            is_two_stage: True if the number of groups followed from the variation of the first
-                FIRST_STAGE_GROUPS of them. The interval then uses that variation only.
+            groups: The groups of four blocks, in the order of time.
+            is_two_stage: True if the number of groups was chosen after the first FIRST_STAGE_GROUPS
+                groups, from their variation. The interval then uses only their variation.
         """
         self._groups = groups
         self._is_two_stage = is_two_stage
@@ -141,7 +145,13 @@ class AlternatingBlocks:
         return True
 
     def estimate(self, first: Side, other: Side, metric: Metric) -> EstimateOrReason:
-        """Return the mean difference of the groups with its standard error, or why it has none."""
+        """Return the mean difference of the groups with its standard error, or why it has none.
+
+        Args:
+            first: The side A, whose runs are the blocks sent to A.
+            other: The side B.
+            metric: The metric whose difference is estimated.
+        """
         reason = self._find_reason_without_estimate(first, other, metric)
         if reason:
             return EstimateOrReason(None, reason)
@@ -151,7 +161,8 @@ class AlternatingBlocks:
             return EstimateOrReason(None, ZERO_VALUE)
 
         estimate = estimate_difference(differences, is_two_stage=self._is_two_stage)
-        if metric.path not in SHARE_PATHS:
+        is_fraction = metric.path in SHARE_PATHS
+        if not is_fraction:
             return EstimateOrReason(estimate)
 
         # Blocks without a failure do not show that failures never happen.
@@ -176,34 +187,40 @@ class AlternatingBlocks:
     def compute_group_differences(
         self, first: Side, other: Side, metric: Metric
     ) -> NDArray[np.float64] | None:
-        """Return the difference of each group: the mean of its B blocks minus that of its A blocks.
+        """Return the difference of each group: mean of its B blocks minus mean of its A blocks.
 
-        The values are logarithms, and fractions as they are. Return None if a block has no value,
-        or one that has no logarithm.
+        The values are logarithms: if B takes 110 ms and A takes 100 ms, the difference is log(1.1).
+        A fraction, such as an error rate, has no logarithm taken. Return None if a block has no
+        value, or a value without a logarithm.
         """
-        values = _scaled_values((first, other), metric)
-        if values is None:
+        value_by_block = _scaled_values((first, other), metric)
+        if value_by_block is None:
             return None
 
         differences = []
         for group in self._groups:
-            first_values = [values[name] for name in group.names_of(FIRST_SIDE)]
-            other_values = [values[name] for name in group.names_of(OTHER_SIDE)]
+            first_values = [value_by_block[name] for name in group.names_of(FIRST_SIDE)]
+            other_values = [value_by_block[name] for name in group.names_of(OTHER_SIDE)]
             differences.append(float(np.mean(other_values)) - float(np.mean(first_values)))
 
         return np.array(differences)
 
 
 def _find_reason_of_side(side: Side, metric: Metric) -> str:
-    """Return why the blocks of a side do not support a metric, or "" if they do."""
+    """Return why the blocks of one side are not enough to estimate a metric, or "" if they are.
+
+    The reason is, for example, "A has blocks without a value".
+    """
     omission_reason = describe_omission(side, metric)
     if omission_reason:
         return f"not reported by {side.name}: {omission_reason}"
 
-    if any(metric_value(run.summary, metric.path) is None for run in side.runs):
+    values = [metric_value(run.summary, metric.path) for run in side.runs]
+    if None in values:
         return f"{side.name} has blocks without a value"
 
-    if not metric.request_metric:
+    is_computed_from_requests = bool(metric.request_metric)
+    if not is_computed_from_requests:
         return ""
     return describe_missing_samples(list_measured_records(side), metric)
 
@@ -211,58 +228,66 @@ def _find_reason_of_side(side: Side, metric: Metric) -> str:
 def estimate_difference(
     group_differences: NDArray[np.float64], *, is_two_stage: bool = False
 ) -> ScaledEstimate:
-    """Return the mean difference between the sides, with its standard error.
+    """Return the mean difference between two sides, with its standard error.
 
-    A fixed number of groups has a trimmed mean, so that one group in which the host suddenly
-    changed has little effect. Few groups are not trimmed.
+    The mean leaves out the groups with the smallest and the largest differences, so that a group in
+    which the host suddenly changed has little effect. With few groups, all of them count.
 
     Args:
         group_differences: The difference of each group, at least two.
-        is_two_stage: True if the number of groups followed from the variation of the first ones.
+        is_two_stage: True if the number of groups was chosen from the variation of the first
+            groups. All groups count then, too.
     """
     if is_two_stage:
         return _estimate_two_stage_mean(group_differences)
 
     group_count = len(group_differences)
-    trimmed_count = int(TRIMMED_SHARE * group_count) if group_count >= MIN_TRIMMED_GROUPS else 0
+    trimmed_count = 0
+    if group_count >= MIN_TRIMMED_GROUPS:
+        trimmed_count = int(TRIMMED_SHARE * group_count)
     return estimate_trimmed_mean(group_differences, trimmed_count)
 
 
 def _estimate_two_stage_mean(group_differences: NDArray[np.float64]) -> ScaledEstimate:
-    """Return the mean of all groups, with the standard error from the first groups alone.
+    """Return the mean of all groups, with a standard error from the first groups alone.
 
     This is the two-stage procedure of Stein (1945, A two-sample test for a linear hypothesis whose
-    power is independent of the variance). The variance of all groups would be too small, because
-    their number depends on the variance that the first groups happened to have.
+    power is independent of the variance). The number of groups was chosen from the variance of the
+    first groups, so the variance of all groups would be too small on average.
     """
     first_stage = group_differences[:FIRST_STAGE_GROUPS]
     standard_deviation = float(first_stage.std(ddof=1))
+    group_count = len(group_differences)
     return ScaledEstimate(
         value=float(group_differences.mean()),
-        error=standard_deviation / math.sqrt(len(group_differences)),
+        error=standard_deviation / math.sqrt(group_count),
         degrees_of_freedom=len(first_stage) - 1,
     )
 
 
 def estimate_trimmed_mean(values: NDArray[np.float64], trimmed_count: int) -> ScaledEstimate:
-    """Return the mean of values without the smallest and the largest ones, with its error.
+    """Return the mean of values without the smallest and the largest ones, with its standard error.
 
     The error is that of Tukey and McLaughlin (1963, Less vulnerable confidence and significance
-    procedures for location based on a single sample). It replaces each trimmed value with the
-    nearest remaining one. If nothing is trimmed, it is the error of the usual mean.
+    procedures for location based on a single sample). For the error, each trimmed value is replaced
+    with the nearest remaining value, which is called winsorizing.
 
     Args:
         values: The values, at least two more than are trimmed.
-        trimmed_count: How many values are left out at each end.
+        trimmed_count: How many values are left out at each end. With 0, the result is the usual
+            mean with its usual error.
     """
     sorted_values = np.sort(values)
     remaining = sorted_values[trimmed_count : len(values) - trimmed_count]
     remaining_count = len(remaining)
+
     winsorized = np.clip(sorted_values, remaining[0], remaining[-1])
-    sum_of_squares = float(((winsorized - winsorized.mean()) ** 2).sum())
+    deviations = winsorized - winsorized.mean()
+    sum_of_squares = float((deviations**2).sum())
+    variance_of_mean = sum_of_squares / (remaining_count * (remaining_count - 1))
     return ScaledEstimate(
         value=float(remaining.mean()),
-        error=math.sqrt(sum_of_squares / (remaining_count * (remaining_count - 1))),
+        error=math.sqrt(variance_of_mean),
         degrees_of_freedom=remaining_count - 1,
     )
 
@@ -272,7 +297,8 @@ def count_needed_groups(
 ) -> int:
     """Return how many groups make the confidence interval of every metric narrow enough.
 
-    The formula is that of Stein (1945), with the risk divided by the number of metrics.
+    The formula is that of Stein (1945): variance of a group * (t / half width)^2, where t is a
+    quantile of Student's t. The risk is divided by the number of metrics.
 
     Args:
         first_stage: The estimate of each metric after FIRST_STAGE_GROUPS groups.
@@ -280,40 +306,46 @@ def count_needed_groups(
         risk: The probability that any of the intervals does not contain the true value.
     """
     estimates = list(first_stage)
-    group_counts = [FIRST_STAGE_GROUPS]
+    needed_counts = [FIRST_STAGE_GROUPS]
     for estimate in estimates:
         risk_of_metric = risk / len(estimates)
         t_quantile = students_t.t_quantile(1 - risk_of_metric / 2, estimate.degrees_of_freedom)
         group_variance = estimate.error**2 * FIRST_STAGE_GROUPS
-        group_counts.append(math.ceil(group_variance * (t_quantile / half_width) ** 2))
+        needed_count = group_variance * (t_quantile / half_width) ** 2
+        needed_counts.append(math.ceil(needed_count))
 
-    return max(group_counts)
+    return max(needed_counts)
 
 
 def _scaled_values(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:
-    """Return a metric of each block by its name: a logarithm, or a fraction as it is.
+    """Return the logarithm of a metric in each block, by the name of the block.
 
-    Return None if a block has no value, or one that has no logarithm.
+    A metric that is a fraction, such as an error rate, is returned without a logarithm. Return None
+    if a block has no value, or a value without a logarithm.
     """
     is_fraction = metric.path in SHARE_PATHS
-    values: dict[str, float] = {}
-    for run in itertools.chain.from_iterable(side.runs for side in sides):
+    runs = itertools.chain.from_iterable(side.runs for side in sides)
+    value_by_block: dict[str, float] = {}
+    for run in runs:
         value = metric_value(run.summary, metric.path)
         if value is None:
             return None
         if is_fraction:
-            values[run.name] = value
+            value_by_block[run.name] = value
         elif value > 0:
-            values[run.name] = math.log(value)
+            value_by_block[run.name] = math.log(value)
         else:
             return None
 
-    return values
+    return value_by_block
 
 
 def _fraction_error(side: Side, metric: Metric) -> float:
-    """Return the standard error of a fraction that its number of requests alone allows."""
-    values = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
+    """Return the smallest standard error that a fraction can have with so many requests.
+
+    For example, 0 failures of 100 requests do not show that the error rate is exactly 0.
+    """
+    fractions = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
     request_count = sum(run.summary.requests.scheduled for run in side.runs)
-    mean = float(np.mean(values))
-    return agresti_coull_error(mean * request_count, request_count)
+    mean_fraction = float(np.mean(fractions))
+    return agresti_coull_error(mean_fraction * request_count, request_count)

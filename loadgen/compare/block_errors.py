@@ -35,6 +35,9 @@ from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import NEEDED_SAMPLES, QUANTILES, quantile_of
 from loadgen.repeated.comparable_metrics import Metric
 
+MOST_BLOCKS = max(BLOCK_COUNTS)
+"""The largest number of blocks that runs are cut into."""
+
 RESAMPLES = 300
 """The number of resamples of a bootstrap. The standard error is then known to 4 %."""
 
@@ -73,34 +76,34 @@ def select_samples(columns: Columns, metric: str) -> NDArray[np.int64]:
 
 
 def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
-    """Return why the runs together do not support a percentile, or "" if they do.
+    """Return why the runs have too few samples for a percentile, or "" if they have enough.
 
-    The reason is, for example, "212 samples, p99 needs 1,000". `NEEDED_SAMPLES` has the number of
-    samples that each percentile needs. A mean, and a percentile that is not in it, has no minimum.
+    The reason is, for example, "212 samples, p99 needs 1,000". A mean and a percentile without an
+    entry in `NEEDED_SAMPLES` need no minimum.
     """
     percentile_names = {quantile: name for name, quantile in QUANTILES}
     if metric.quantile is None or metric.quantile not in percentile_names:
         return ""
 
     percentile = percentile_names[metric.quantile]
+    needed_count = NEEDED_SAMPLES[percentile]
     sample_count = sum(len(select_samples(run, metric.request_metric)) for run in runs)
-    if sample_count >= NEEDED_SAMPLES[percentile]:
+    if sample_count >= needed_count:
         return ""
 
-    label = percentile.replace("_", ".")
-    return f"{sample_count:,} samples, {label} needs {NEEDED_SAMPLES[percentile]:,}"
+    label = percentile.replace("_", ".")  # "p99_9" becomes "p99.9"
+    return f"{sample_count:,} samples, {label} needs {needed_count:,}"
 
 
 def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> EstimateOrReason:
     """Return the logarithm of a percentile or mean of latencies, with its standard error.
 
-    The error is estimated from blocks of time. If there are too few samples, the reason is returned
-    in place of an estimate.
+    If there are too few samples, the reason is returned in place of an estimate.
 
     Args:
         runs: The records of each run.
         metric: The metric: a percentile or the mean of a latency of successful requests.
-        value: Its value in the summary.
+        value: The value of the metric in the summary, whose logarithm is returned.
     """
     latencies = _concatenate_samples(runs, metric)
     reason = describe_missing_samples(runs, metric)
@@ -119,36 +122,35 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
         if not math.isfinite(standard_error.error):
             return EstimateOrReason(None, "too few samples above this percentile")
 
-    return EstimateOrReason(
-        ScaledEstimate(
-            value=math.log(value),
-            error=standard_error.error,
-            degrees_of_freedom=standard_error.degrees_of_freedom,
-        )
+    estimate = ScaledEstimate(
+        value=math.log(value),
+        error=standard_error.error,
+        degrees_of_freedom=standard_error.degrees_of_freedom,
     )
+    return EstimateOrReason(estimate)
 
 
 def estimate_token_rate(
     windows: Sequence[Span], runs: Sequence[Columns], value: float
 ) -> EstimateOrReason:
-    """Return output tokens per second in the steady state, with a standard error.
+    """Return the rate of output tokens in the steady state, with a standard error.
 
-    The steady state is the time in which the load is constant, after its start and before its end.
-    It is cut into equal intervals, and the rates in the intervals tell how far the rate varies.
+    The steady state is the time in which the load is constant. It is cut into equal intervals, and
+    the error follows from how much the rates in these intervals differ.
 
     Args:
         windows: The steady-state window of each run.
         runs: The records of each run.
-        value: The rate in the summary.
+        value: The rate in the summary, in tokens per second.
     """
-    rates: list[float] = []
+    rates_per_s: list[float] = []
     for window, run in zip(windows, runs, strict=True):
         intervals_of_window = divide_steady_state(window)
         if not intervals_of_window:
             return EstimateOrReason(None, "no steady-state window")
-        rates += [_compute_token_rate(run, interval) for interval in intervals_of_window]
+        rates_per_s += [_compute_token_rate(run, interval) for interval in intervals_of_window]
 
-    estimate = estimate_log_rate(rates, value)
+    estimate = estimate_log_rate(rates_per_s, value)
     if estimate is None:
         return EstimateOrReason(None, "no tokens in the steady-state window")
 
@@ -172,55 +174,63 @@ UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
 
 
 def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
-    """Return a lower bound of the standard error of the mean of a metric over repeated runs.
+    """Return the standard error of the logarithm of a metric, from the variation within runs.
 
-    It is estimated from the variation within the runs, because a few runs may agree by chance.
-    Return UNKNOWN_BLOCK_ERROR if the runs are too short.
+    It is a lower bound for the error that repeated runs show: two or three runs may agree by
+    chance. Return UNKNOWN_BLOCK_ERROR if the runs have too few requests.
     """
     latencies = _clip_to_positive(_concatenate_samples(runs, metric))
     if len(latencies) < MIN_SAMPLES:
         return UNKNOWN_BLOCK_ERROR
 
-    if metric.quantile is None:
-        mean = estimate_mean(latencies)
-        return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
+    if metric.quantile is not None:
+        return _estimate_error_from_ranks(latencies, metric.quantile)
 
-    return _estimate_error_from_ranks(latencies, metric.quantile)
+    mean = estimate_mean(latencies)
+    return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
 
 
 def _estimate_error_from_ranks(latencies: NDArray[np.float64], p: float) -> StandardError:
-    """Return the standard error of the logarithm of a percentile from the ranks of the latencies.
+    """Return the standard error of the logarithm of a percentile, without a bootstrap.
 
-    This is cheaper than a bootstrap. The latencies are positive and ordered by time.
+    The method is that of Woodruff (1952). If the share of latencies above p99 varies between blocks
+    of time so that its standard error is 0.002, the true p99 is about between the measured p98.8
+    and p99.2. Half of the distance between their logarithms is the error.
+
+    Args:
+        latencies: Positive latencies, ordered by time.
+        p: The percentile as a fraction, such as 0.99.
     """
-    block_count = BLOCK_COUNTS[0]
+    block_count = MOST_BLOCKS
     sorted_latencies = np.sort(latencies)
     error = estimate_log_percentile_error(latencies, sorted_latencies, p, block_count)
     standard_error = StandardError(error, degrees_of_freedom=block_count - 1.0)
+
+    # A percentile whose latencies all come from a few blocks is less certain.
     slow_block_count = count_blocks_above(latencies, sorted_latencies, p)
     return _limit_degrees_of_freedom(standard_error, slow_block_count)
 
 
 def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: float) -> PeriodCount:
-    """Cut runs into periods of time and count those whose percentile is above a threshold.
+    """Cut runs into periods of time and count the periods whose percentile exceeds a threshold.
 
-    All runs together have about as many periods as a single run has blocks, so that each period has
-    enough samples for a percentile.
+    A run has fewer periods the more runs there are, so that each period has enough requests for a
+    percentile, but at least two.
 
     Args:
         runs: The records of each run.
         metric: The metric, which is a percentile of a latency.
-        threshold_ns: The percentile above which a period counts as slow.
+        threshold_ns: The latency above which the percentile of a period counts as slow.
     """
     assert metric.quantile is not None
-    periods_per_run = max(BLOCK_COUNTS[0] // len(runs), 2)
-    slow_count = 0
+    periods_per_run = max(MOST_BLOCKS // len(runs), 2)
 
+    slow_count = 0
     total_count = 0
     for run in runs:
         latencies = select_samples(run, metric.request_metric)
         for period in np.array_split(latencies, periods_per_run):
-            if not len(period):
+            if len(period) == 0:
                 continue
             total_count += 1
             if quantile_of(period, metric.quantile) > threshold_ns:
@@ -233,21 +243,26 @@ def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> Stand
     """Return the standard error of the logarithm of a percentile.
 
     How long latencies stay correlated is not known, so the error is computed with several numbers
-    of blocks, and the largest one is taken.
+    of blocks, and the largest error is returned.
 
     Args:
         latencies: The latencies of all runs, ordered by time within each run.
         p: The percentile as a fraction, such as 0.99.
     """
-    largest_error = max(_list_log_errors(_clip_to_positive(latencies), p), key=_error_size)
+    errors = _list_log_errors(_clip_to_positive(latencies), p)
+    largest_error = max(errors, key=_error_size)
     slow_block_count = count_blocks_above(latencies, np.sort(latencies), p)
     return _limit_degrees_of_freedom(largest_error, slow_block_count)
 
 
 def _list_log_errors(latencies: NDArray[np.float64], p: float) -> Iterator[StandardError]:
-    """Yield the standard error of the logarithm of a percentile for each number of blocks.
+    """Yield the standard error of the logarithm of a percentile for each of several block counts.
 
-    A bootstrap would be slow for many latencies, so their error follows from ranks.
+    A bootstrap is slow for many latencies. Their error follows from the ranks of the latencies.
+
+    Args:
+        latencies: Positive latencies, ordered by time.
+        p: The percentile as a fraction, such as 0.99.
     """
     uses_bootstrap = len(latencies) <= MOST_RESAMPLED_SAMPLES
     sorted_latencies = np.sort(latencies)
@@ -268,12 +283,12 @@ def _error_size(standard_error: StandardError) -> tuple[float, float]:
 def _bootstrap_log_error(latencies: NDArray[np.float64], p: float, block_count: int) -> float:
     """Return the standard error of the logarithm of a percentile by a block bootstrap.
 
-    It is the half width of the interval that covers one standard deviation on each side.
+    The half width of a 68 % interval is the standard error.
     """
     interval = block_bootstrap(
         np.log(latencies),
         partial(quantile_of, p=p),
-        np.random.default_rng(block_count),  # the same result each time
+        np.random.default_rng(block_count),  # a fixed seed, so that the result is reproducible
         blocks=block_count,
         resamples=RESAMPLES,
         level=ONE_SIGMA_LEVEL,
@@ -284,19 +299,20 @@ def _bootstrap_log_error(latencies: NDArray[np.float64], p: float, block_count: 
 def _limit_degrees_of_freedom(
     standard_error: StandardError, slow_block_count: int
 ) -> StandardError:
-    """Reduce the degrees of freedom of an error to what the slow blocks of time support.
+    """Return an error whose degrees of freedom are less than the number of slow blocks of time.
 
-    The latencies above the percentile may all come from a few blocks of time, such as one long
-    queue. The estimate then rests on these few blocks, however many blocks there are. So the
-    degrees of freedom are at most the number of these blocks minus one.
+    Example: a run has 20 blocks, but all latencies above p99 come from 3 of them. The estimate of
+    p99 then rests on 3 blocks, so it has 2 degrees of freedom instead of 19.
 
     Args:
         standard_error: The error of a percentile.
         slow_block_count: The number of blocks with latencies above the percentile.
     """
-    degrees_of_freedom = min(standard_error.degrees_of_freedom, slow_block_count - 1.0)
-    # Student's t has at least one degree of freedom.
-    return StandardError(standard_error.error, max(degrees_of_freedom, 1.0))
+    supported_degrees = max(slow_block_count - 1.0, 1.0)  # Student's t has at least one
+    return StandardError(
+        standard_error.error,
+        degrees_of_freedom=min(standard_error.degrees_of_freedom, supported_degrees),
+    )
 
 
 def block_bootstrap(
@@ -310,17 +326,16 @@ def block_bootstrap(
 ) -> Interval:
     """Return the confidence interval of a statistic of correlated values, by a block bootstrap.
 
-    A block bootstrap draws whole blocks of successive values with replacement, so that resamples
-    keep the correlation within a block. This is the moving block bootstrap of Kuensch (1989):
-    blocks have equal length and may begin at any value. With fewer than two values per block, the
-    interval is unbounded.
+    Each resample joins blocks of successive values, drawn with replacement, so it keeps the
+    correlation within a block. Blocks have equal length and may begin at any value (moving block
+    bootstrap, Kuensch 1989). With fewer than two values per block, the interval is unbounded.
 
     Args:
         values: The values of one run, in order of time.
         statistic: The statistic, such as a p99.
         rng: The random generator.
         blocks: The number of blocks.
-        level: The confidence level.
+        level: The confidence level, such as 0.95.
         resamples: The number of resamples.
     """
     count = len(values)
@@ -329,19 +344,26 @@ def block_bootstrap(
         return Interval(value, -math.inf, math.inf, level, 0, "block bootstrap")
 
     block_size = count // blocks
-    starts_of_resamples = rng.integers(0, count - block_size + 1, (resamples, blocks))
-    resampled_statistics = [
-        statistic(_join_blocks(values, block_starts, block_size))
-        for block_starts in starts_of_resamples
-    ]
-    low, high = np.quantile(resampled_statistics, [(1 - level) / 2, (1 + level) / 2])
+    last_start = count - block_size
+    starts_of_resamples = rng.integers(0, last_start + 1, (resamples, blocks))
+    resampled_statistics = []
+    for block_starts in starts_of_resamples:
+        resample = _join_blocks(values, block_starts, block_size)
+        resampled_statistics.append(statistic(resample))
+
+    low_fraction = (1 - level) / 2  # 0.025 at a level of 0.95
+    high_fraction = (1 + level) / 2
+    low, high = np.quantile(resampled_statistics, [low_fraction, high_fraction])
     return Interval(statistic(values), float(low), float(high), level, blocks, "block bootstrap")
 
 
 def _join_blocks(
     values: NDArray[np.float64], block_starts: NDArray[np.int64], block_size: int
 ) -> NDArray[np.float64]:
-    """Return blocks of successive values, one after the other, by the index where each starts."""
+    """Return blocks of successive values, joined in the order of `block_starts`.
+
+    With starts 5 and 1 and a block size of 2, the values at the indices 5, 6, 1 and 2 are returned.
+    """
     offsets = np.arange(block_size)
     # A column of starts plus a row of offsets is a table with a row of indices for each block.
     value_indices = block_starts[:, np.newaxis] + offsets

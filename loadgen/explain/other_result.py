@@ -39,7 +39,7 @@ class OtherResult(NamedTuple):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The metrics by the paths of ours, such as `ttft_ms.p99`."""
+        """The metrics of the tool by loadgen's names for them, such as `ttft_ms.p99`."""
         return self.result.metrics
 
     @property
@@ -66,7 +66,7 @@ class OtherResult(NamedTuple):
     def output_tokens_per_request(self) -> float | None:
         """The mean output tokens of a successful request as the tool counted them, or None.
 
-        Some files have only rates, whose quotient is the same number.
+        A file may have only rates: 500 tokens/s at 5 requests/s are 100 tokens per request.
         """
         tokens = self.metrics.get("tokens.output")
         requests = self.metrics.get("requests.ok")
@@ -75,15 +75,18 @@ class OtherResult(NamedTuple):
 
         tokens_per_s = self.metrics.get("tokens.output_per_s")
         requests_per_s = self.metrics.get("load.completed_rps")
-        return tokens_per_s / requests_per_s if tokens_per_s and requests_per_s else None
+        if tokens_per_s and requests_per_s:
+            return tokens_per_s / requests_per_s
+        return None
 
     @property
     def duration_s(self) -> float | None:
-        """The time over which the tool computed its request rate, or None if it is not known."""
-        count_path = "requests.ok"
-        if self.definitions.counts_failed_requests:
-            count_path = "requests.scheduled"
-        requests = self.metrics.get(count_path)
+        """The time over which the tool computed its request rate, or None if it is not known.
+
+        A tool that reports 100 requests and 5 requests/s measured for 20 s.
+        """
+        counts_failed = self.definitions.counts_failed_requests
+        requests = self.metrics.get("requests.scheduled" if counts_failed else "requests.ok")
         requests_per_s = self.metrics.get("load.completed_rps")
         return requests / requests_per_s if requests and requests_per_s else None
 
@@ -91,13 +94,16 @@ class OtherResult(NamedTuple):
     def tokens_per_chunk(self) -> float:
         """The number of tokens that the tool counts in a chunk in which the server counts one.
 
-        Some tools compute ITL with their own token counts and TPOT with those of the server. Then
-        TPOT / ITL is the number: a TPOT of 20 ms and an ITL of 10 ms mean 2 tokens. It is 1 for
+        Some tools compute ITL with their own token counts and TPOT with the server's token counts.
+        A TPOT of 20 ms and an ITL of 10 ms then mean 2 tokens per chunk. The number is 1 for all
         other tools, and for a file without these metrics.
         """
+        if not self.definitions.splits_chunks:
+            return 1.0
+
         tpot_ms = self.metrics.get("tpot_ms.mean")
         itl_ms = self.metrics.get("inter_chunk_ms.mean")
-        if not self.definitions.splits_chunks or not tpot_ms or not itl_ms:
+        if not tpot_ms or not itl_ms:
             return 1.0
         return max(tpot_ms / itl_ms, 1.0)
 
@@ -106,10 +112,14 @@ class OtherResult(NamedTuple):
         return find_number(self.document, path) if path else None
 
     def find_client_send_ms(self, name: LatencyName, statistic: str) -> float | None:
-        """Return the part of a statistic that the client needed to send requests, in ms.
+        """Return how much of a latency the client needed to send the request, in ms, or None.
 
-        The file may have the mean of this time, and percentiles of the TTFT with and without it.
-        Return None if the file does not have them, or for any other latency.
+        A file may have the mean of this time. For TTFT, it may instead have the percentiles with
+        and without this time, and the result is their difference.
+
+        Args:
+            name: The latency, such as "ttft".
+            statistic: "mean" or a percentile such as "p99".
         """
         facts = self.definitions.facts
         if statistic == "mean" and name in ("ttft", "e2e"):
@@ -117,11 +127,11 @@ class OtherResult(NamedTuple):
         if name != "ttft":
             return None
 
-        after_send_ms = self._find_statistic_ms(facts.time_after_send_ms, statistic)
         ttft_ms = self.metrics.get(f"ttft_ms.{statistic}")
-        if after_send_ms is None or ttft_ms is None:
+        ttft_after_send_ms = self._find_statistic_ms(facts.time_after_send_ms, statistic)
+        if ttft_after_send_ms is None or ttft_ms is None:
             return None
-        return ttft_ms - after_send_ms
+        return ttft_ms - ttft_after_send_ms
 
     def _find_statistic_ms(self, path: str, statistic: str) -> float | None:
         """Return a statistic of the latency at a path of the file, in ms, or None."""
@@ -140,23 +150,7 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
         UserError: The file cannot be read, no known tool has written it, it has a damaged value, or
             the definitions of the tool are not known.
     """
-    if not path.exists():
-        raise UserError(
-            "missing_file",
-            "there is no such file",
-            str(path),
-            "give the result file of the other tool as the second argument",
-        )
-
-    file_path = tool_result_kind.find_result_file(path)
-    if file_path is None:
-        raise UserError(
-            "wrong_format",
-            "this directory has no result file of another tool",
-            str(path),
-            "give the file itself; to compare two runs of loadgen, use: loadgen compare",
-        )
-
+    file_path = _find_result_file(path)
     result = reader.read_result(file_path)
     definitions = find_tool_definitions(result.tool)
     if definitions is None:
@@ -180,10 +174,34 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
     return OtherResult(result, definitions, document, server_times)
 
 
-def _read_document(path: Path) -> Mapping[str, object]:
-    """Return the JSON object in a result file that was read before, so that it is not empty.
+def _find_result_file(path: Path) -> Path:
+    """Return the result file of another tool: the path, or a file in it if it is a directory.
 
-    If each line is an object, return that of the last line. Return {} for any other JSON value.
+    Raises UserError if there is no such file.
+    """
+    if not path.exists():
+        raise UserError(
+            "missing_file",
+            "there is no such file",
+            str(path),
+            "give the result file of the other tool as the second argument",
+        )
+
+    file_path = tool_result_kind.find_result_file(path)
+    if file_path is None:
+        raise UserError(
+            "wrong_format",
+            "this directory has no result file of another tool",
+            str(path),
+            "give the file itself; to compare two runs of loadgen, use: loadgen compare",
+        )
+    return file_path
+
+
+def _read_document(path: Path) -> Mapping[str, object]:
+    """Return the JSON object in a file, or the last one if each line of the file is an object.
+
+    Return {} for a JSON value that is no object. The file must not be empty.
     """
     text = path.read_text("utf-8", "replace")
     try:

@@ -97,7 +97,7 @@ class ServerTimes(NamedTuple):
 
         The scale is the number of tokens that the other tool counts for a token of the server.
         """
-        token_counts: NDArray[np.float64] = self.tokens * token_scale
+        token_counts: NDArray[np.float64] = self.tokens.astype(np.float64) * token_scale
         includes_first_token = divisor == "all_tokens"
         return token_counts if includes_first_token else token_counts - 1
 
