@@ -48,12 +48,10 @@ def _send_delays(columns: Columns) -> Ints:
 
 
 def _less_errors(values: Ints, errors: Ints) -> Bounds:
-    """Return the bounds of values that may be smaller by up to their errors, but not negative.
-
-    Without any error both bounds are the same array.
-    """
+    """Return the bounds of values that may be smaller by up to their errors, but not negative."""
     if not errors.any():
         return Bounds(values, values)
+
     lower = np.where(values == UNDEFINED, UNDEFINED, np.maximum(values - errors, 0))
     return Bounds(lower, values)
 
@@ -70,14 +68,12 @@ def bound_ttft_from_sent(columns: Columns) -> Bounds:
 
 
 def bound_first_answer(columns: Columns) -> Bounds:
-    """Return the bounds of the time to the first answer, which is output other than reasoning.
-
-    The true time may be shorter than measured by the send delay and by the timestamp error. That
-    error was recorded only for the first token, so a later first answer is taken to have none.
-    """
+    """Return the bounds of the time to the first answer, which is output other than reasoning."""
+    # Timestamp errors are known only for first tokens. A later answer is taken to have no error.
     first_token_errors = columns.known_or_zero("stamp_error_ns")
     is_first_token = columns["first_answer_ns"] == columns["first_token_ns"]
     timestamp_errors = np.where(is_first_token, first_token_errors, 0)
+
     errors = timestamp_errors + _send_delays(columns)
     return _less_errors(columns.measure("first_answer"), errors)
 
@@ -132,8 +128,6 @@ def _bound_time_per_token(
 ) -> Bounds:
     """Return the bounds of a metric that is the time from first to last token, divided by tokens.
 
-    Without any uncertainty, both bounds are the same array.
-
     Args:
         columns: The records of the requests.
         metric: The name of the metric.
@@ -184,10 +178,6 @@ def _bound_span(columns: Columns, span_ns: Ints) -> Bounds:
 def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """Return the most tokens that the first output event of each response may have.
 
-    TPOT is divided by the tokens after the first event. So these are fewest, and TPOT is longest,
-    if the first event has the most tokens. The server may report its number of tokens. Otherwise
-    two limits follow from the response, and the smaller one holds.
-
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
@@ -196,15 +186,15 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     certain_limit = _tokens_left_for_first_event(columns, tokens)
     likely_limit = _several_times_mean_event(columns, tokens)
     limit = np.minimum(certain_limit, likely_limit)
-    return np.where(reported_tokens > 0, reported_tokens, limit)
+
+    is_reported = reported_tokens > 0
+    return np.where(is_reported, reported_tokens, limit)
 
 
 def _tokens_left_for_first_event(columns: Columns, tokens: Ints) -> Ints:
-    """Return how many tokens of each response are left for its first event if others have one each.
+    """Return the tokens of the first event of each response if all later events have one token.
 
-    In a response with 12 tokens in 10 events, 12 - 9 = 3 tokens are left. A token without text,
-    such as the one that ends a response, comes in no event. If only such tokens are in excess of
-    one per event, the first event has one token too.
+    In a response with 12 tokens in 10 events, the first event has 12 - 9 = 3 tokens.
 
     Args:
         columns: The requests.
@@ -212,16 +202,18 @@ def _tokens_left_for_first_event(columns: Columns, tokens: Ints) -> Ints:
     """
     events = columns["output_events"].astype(np.int64)
     excess_tokens = np.maximum(tokens - events, 0)
+
+    # A token without text, such as the one that ends a response, comes in no event.
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
     has_one_token_per_event = excess_tokens <= textless_tokens
     return np.where(has_one_token_per_event, 1, 1 + excess_tokens)
 
 
 def _several_times_mean_event(columns: Columns, tokens: Ints) -> Ints:
-    """Return FIRST_EVENT_FACTOR times the mean tokens per event, which are rounded up.
+    """Return FIRST_EVENT_FACTOR times the mean tokens per event, rounded up.
 
-    With a factor of 4, a response with 25 tokens in 10 events has 4 * 3 = 12. If its events carry
-    fewer than two tokens on average, its first event is not limited in this way (NO_LIMIT).
+    With a factor of 4, the result for 25 tokens in 10 events is 4 * 3 = 12. It is NO_LIMIT if
+    events have fewer than two tokens on average.
 
     Args:
         columns: The requests.

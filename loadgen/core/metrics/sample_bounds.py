@@ -69,9 +69,11 @@ class ValueBounds:
 
     def count_over(self, limit_ns: int) -> Range:
         """Return the fewest and the most values that may be over a limit."""
-        fewest = len(self) - int(np.searchsorted(self._lower, limit_ns, side="right"))
-        most = len(self) - int(np.searchsorted(self._upper, limit_ns, side="right"))
-        return Range(fewest, most)
+        lower_within_limit = int(np.searchsorted(self._lower, limit_ns, side="right"))
+        upper_within_limit = int(np.searchsorted(self._upper, limit_ns, side="right"))
+        fewest_over = len(self) - lower_within_limit
+        most_over = len(self) - upper_within_limit
+        return Range(fewest_over, most_over)
 
     def bound_statistics(self) -> StatisticRanges:
         """Return the bounds of the mean, each quantile and the maximum."""
@@ -98,15 +100,14 @@ class GapBounds:
         Args:
             gaps: The measured gaps between the output events of all responses.
             event_errors: The error of the timestamp of each event.
-            mean: The bounds of the mean gap. They are known more exactly from the timestamps of
-                single responses than from the two histograms.
-            largest: The bounds of the largest gap, which are known in the same way.
+            mean: The bounds of the mean gap.
+            largest: The bounds of the largest gap.
         """
         self._gaps = gaps
         self._mean = mean
         self._largest = largest
 
-        # Two columns of a table: a threshold for errors, and how many events have a larger error.
+        # For each of some thresholds, how many events have a larger error.
         thresholds = _sample_error_thresholds(event_errors)
         self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
         self._events_above_threshold = np.array(
@@ -119,10 +120,9 @@ class GapBounds:
     def bound_quantile(self, probability: float) -> Range:
         """Return the bounds of a quantile.
 
-        Suppose that the quantile is the gap at index 100 of all gaps in ascending order, and that 3
-        events have an error above 2 ms. Then at most 3 gaps are wrong by more than 2 ms. So the
-        true quantile is at least (measured gap at index 97) - 2 ms, and at most (measured gap at
-        index 103) + 2 ms.
+        If 3 events have an error above 2 ms, at most 3 gaps are wrong by more than 2 ms. So the
+        true gap at index 100 of the sorted gaps is at least (measured gap at index 97) - 2 ms, and
+        at most (measured gap at index 103) + 2 ms.
         """
         index_in_order = quantile_index(self._gaps.count, probability)
         lower = self._lower_bound_ns(index_in_order)
@@ -132,9 +132,8 @@ class GapBounds:
     def _lower_bound_ns(self, index_in_order: int) -> float:
         """Return the tightest lower bound of the gap at an index, which is 0 or more.
 
-        Each threshold of the error gives a bound, and the largest one is the tightest. If 3 events
-        are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 97) - 2 ms.
-        At index 2 this threshold gives no bound, because there is no index -1.
+        If 3 events have an error above 2 ms, the bound at index 100 is (measured gap at index 97) -
+        2 ms. Each threshold of the error gives such a bound, and the largest bound is the tightest.
         """
         gap_indices = index_in_order - self._events_above_threshold
         exists = gap_indices >= 0
@@ -145,22 +144,22 @@ class GapBounds:
     def _upper_bound_ns(self, index_in_order: int) -> float:
         """Return the tightest upper bound of the gap at an index.
 
-        Each threshold of the error gives a bound, and the smallest one is the tightest. If 3 events
-        are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 103) + 2 ms.
-        With fewer than 104 gaps it does not exist. The largest threshold always gives a bound.
+        If 3 events have an error above 2 ms, the bound at index 100 is (measured gap at index 103)
+        + 2 ms. Each threshold of the error gives such a bound, and the smallest is the tightest.
         """
         gap_count = int(self._gaps_up_to_bucket[-1])
         gap_indices = index_in_order + self._events_above_threshold
         exists = gap_indices < gap_count
         gaps_ns = self._measured_gaps_at(gap_indices[exists])
         bounds_ns = gaps_ns + self._thresholds_ns[exists]
+
+        # There is at least one bound, because no event is above the largest threshold.
         return float(bounds_ns.min())
 
     def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the measured gaps at indices of the ordered sample, in ns.
+        """Return the measured gaps at indices of the sorted gaps, in ns.
 
-        A gap lies in the first bucket up to which there are more gaps than its index. With 5 gaps
-        in bucket 0 and 3 in bucket 1, for example, index 5 is in bucket 1.
+        With 5 gaps in bucket 0 of the histogram and 3 gaps in bucket 1, index 5 is in bucket 1.
         """
         buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
         return self._gaps.bucket_middles(buckets.astype(np.int64))
@@ -184,7 +183,8 @@ def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
     Args:
         event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
     """
-    events_above = (event_errors.count - np.cumsum(event_errors.counts)).tolist()
+    events_up_to = np.cumsum(event_errors.counts)
+    events_above = (event_errors.count - events_up_to).tolist()
     thresholds = [ErrorThreshold(error_ns=0.0, events_above=events_above[0])]
 
     buckets = _sample_buckets(event_errors)
@@ -192,6 +192,7 @@ def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
         for bucket in buckets:
             error_ns = event_errors.bucket_middle(bucket)
             thresholds.append(ErrorThreshold(error_ns, events_above[bucket]))
+
         largest_error_ns = float(event_errors.largest_ns)
         thresholds.append(ErrorThreshold(largest_error_ns, events_above=0))
 
@@ -199,11 +200,7 @@ def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
 
 
 def _sample_buckets(event_errors: Histogram) -> list[int]:
-    """Return about MAX_THRESHOLDS of the buckets with errors above 0, at regular distances.
-
-    More thresholds would give tighter bounds, but take more time. With 200 thresholds and errors in
-    1,000 buckets, every fifth of these buckets is returned.
-    """
+    """Return about MAX_THRESHOLDS of the buckets with errors above 0, at regular distances."""
     buckets_with_events = np.flatnonzero(event_errors.counts)
     buckets_above_0 = buckets_with_events[buckets_with_events > 0]
     step = max(len(buckets_above_0) // MAX_THRESHOLDS, 1)
@@ -230,13 +227,11 @@ def bound_values(
 ) -> ValueBounds | None:
     """Return the bounds of a metric of the ok requests, or None if all values are certain.
 
-    Most runs have only certain values. So the first pass over the requests only checks that, block
-    by block, which takes little memory. Otherwise `_collect_bounds` makes a second pass.
-
     Args:
         stages: The records of each stage.
         compute_bounds: Returns the bounds of the metric for each of some records.
     """
+    # Most runs have only certain values, and this check takes little memory.
     are_all_certain = all(_is_certain(block, compute_bounds) for block in blocks_of(stages))
     return None if are_all_certain else _collect_bounds(stages, compute_bounds)
 
@@ -246,14 +241,15 @@ def _is_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> 
     lower, upper = compute_bounds(block)
     if lower is upper:
         return True
-    ok = block.is_ok
-    return bool(np.array_equal(lower[ok], upper[ok]))
+
+    is_ok = block.is_ok
+    return bool(np.array_equal(lower[is_ok], upper[is_ok]))
 
 
 def _collect_bounds(
     stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
 ) -> ValueBounds:
-    """Return the bounds of a metric of those ok requests for which the metric is defined."""
+    """Return the bounds of a metric of the ok requests that have a value."""
     lower_blocks: list[NDArray[np.int64]] = []
     upper_blocks: list[NDArray[np.int64]] = []
     for block in blocks_of(stages):
@@ -287,22 +283,23 @@ def bound_gaps(
         gaps: The gaps between output events of all stages.
         event_errors: How much earlier than its timestamp each of these events may have arrived.
     """
-    if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
+    has_errors = event_errors.count > 0 and event_errors.largest_ns > 0
+    if not gaps.count or not has_errors:
         return None
 
-    # The largest gap of the run is at least as large as that of each stage.
     lower_bounds_ns = [_largest_gap_lower_bound_ns(columns) for columns in stages]
-    largest_gap = Range(float(max(lower_bounds_ns, default=0)), float(gaps.largest_ns))
-    return GapBounds(gaps, event_errors, mean=_bound_mean_gap(stages, gaps), largest=largest_gap)
+    highest_lower_bound_ns = max(lower_bounds_ns, default=0)
+    largest_gap = Range(float(highest_lower_bound_ns), float(gaps.largest_ns))
+
+    mean_gap = _bound_mean_gap(stages, gaps)
+    return GapBounds(gaps, event_errors, mean=mean_gap, largest=largest_gap)
 
 
 def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
     """Return the bounds of the mean gap between output events.
 
-    The gaps of a response add up to the time from its first to its last event. So only the errors
-    of these two timestamps matter. If the last event arrived 2 ms before its timestamp, the sum of
-    the gaps is 2 ms smaller. If the first event arrived 2 ms before its timestamp, the sum is 2 ms
-    larger.
+    The gaps of a response add up to the time from its first to its last event. If the last event
+    came 2 ms before its timestamp, the sum is 2 ms smaller. If the first event did, it is larger.
     """
     first_errors_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
     last_errors_ns = sum(_sum_errors(columns, "last_token_error_ns") for columns in stages)
@@ -320,9 +317,8 @@ def _sum_errors(columns: Columns, field: str) -> int:
 def _largest_gap_lower_bound_ns(columns: Columns) -> int:
     """Return a lower bound of the largest gap between the events of a response, in ns.
 
-    A gap is at least as long as measured less the timestamp error of the event at its end. If two
-    responses have largest gaps of 50 and 40 ms, with errors of 20 and 5 ms, the true gaps are at
-    least 30 and 35 ms, and the bound is 35 ms.
+    If two responses have largest gaps of 50 and 40 ms, with timestamp errors of 20 and 5 ms, the
+    true gaps are at least 30 and 35 ms, and the bound is 35 ms.
     """
     lower_bounds_ns = columns["max_gap_ns"] - columns.known_or_zero("max_gap_error_ns")
     has_gaps = columns["output_events"] > 1

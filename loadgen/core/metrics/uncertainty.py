@@ -46,7 +46,7 @@ class WithheldStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def find_uncertain_ranges(
     distribution: Distribution, ranges: StatisticRanges | None, limit: float
 ) -> RangesMs:
-    """Return the ranges, in ms, of those statistics of a metric that are too uncertain to report.
+    """Return the ranges, in ms, of the statistics of a metric that are too uncertain to report.
 
     Args:
         distribution: The distribution of the metric.
@@ -61,7 +61,9 @@ def find_uncertain_ranges(
         value_ms = getattr(distribution, name)
         if value_ms is None:
             continue
-        if statistic_range.exceeds(value_ms * 1e6, limit):
+
+        value_ns = value_ms * 1e6
+        if statistic_range.exceeds(value_ns, limit):
             lower_ms = milliseconds(statistic_range.lower)
             upper_ms = milliseconds(statistic_range.upper)
             uncertain_ranges[name] = (lower_ms, upper_ms)
@@ -76,8 +78,6 @@ def find_uncertain_statistics(
     limits: ValidityLimits,
 ) -> dict[str, RangesMs]:
     """Return the statistics that are too uncertain to report, by metric, with their ranges in ms.
-
-    Metrics of which no statistic is too uncertain are left out.
 
     Args:
         distributions: The distribution of each metric.
@@ -103,11 +103,9 @@ def find_uncertain_statistics(
 def _statistic_ranges(
     metric: str, requests: MetricAccumulator, gap_bounds: GapBounds | None
 ) -> StatisticRanges | None:
-    """Return the ranges of the statistics of a metric, or None if they are certain.
-
-    The metric "inter_chunk" is the gaps between events, which have bounds of their own.
-    """
-    if metric == "inter_chunk" and gap_bounds is not None:
+    """Return the ranges of the statistics of a metric, or None if they are certain."""
+    is_about_gaps = metric == "inter_chunk"
+    if is_about_gaps and gap_bounds is not None:
         return gap_bounds.bound_statistics()
     return requests.statistic_ranges(metric)
 
@@ -119,7 +117,9 @@ def certain_distribution(
     distribution = accumulator.distribution(metric)
     ranges = accumulator.statistic_ranges(metric)
     limit = max_error_share(metric, limits)
-    return distribution.without(find_uncertain_ranges(distribution, ranges, limit))
+
+    uncertain_ranges = find_uncertain_ranges(distribution, ranges, limit)
+    return distribution.without(uncertain_ranges)
 
 
 def certain_gap_distribution(
@@ -141,10 +141,7 @@ class BoundedSample(NamedTuple):
     def select_certain(
         self, probabilities: Sequence[float], max_error_share: float
     ) -> Sequence[float]:
-        """Return the probabilities of those quantiles that are certain enough.
-
-        A quantile is certain enough if its bounds differ from the measured value by no more than
-        the share `max_error_share` of that value.
+        """Return the probabilities of the quantiles that are certain enough.
 
         Args:
             probabilities: The probabilities of some quantiles, such as 0.99 for p99.
@@ -166,8 +163,7 @@ class BoundedSample(NamedTuple):
 def max_error_share(metric: str, limits: ValidityLimits) -> float:
     """Return by which share of its value a statistic of a metric may be off and be reported.
 
-    It is a limit that the user may change, such as `limits.tpot_error_share` for TPOT. A metric for
-    which there is no limit may not be off at all.
+    For TPOT, for example, it is `limits.tpot_error_share`. A metric without a limit may not be off.
     """
     definition = METRICS.get(metric)
     if definition is None or not definition.uncertainty_limit:
@@ -180,17 +176,15 @@ def is_tpot_uncertain_by_timestamps(
 ) -> bool:
     """Return True if the errors of timestamps make a statistic of TPOT too uncertain to report.
 
-    TPOT is a time divided by the number of tokens after the first event. This function takes the
-    number of tokens as exact, so only errors of the time count.
-
     Args:
         requests: All measured requests.
-        tpot: The distribution of TPOT.
+        tpot: The distribution of the time per output token.
         limits: The shares by which statistics may be off.
     """
     tpot_bounds = bound_values(requests.columns, bounds.bound_tpot_times)
     if tpot_bounds is None:
         return False  # all timestamps are exact
+
     ranges = tpot_bounds.bound_statistics()
     uncertain_ranges = find_uncertain_ranges(tpot, ranges, limits.tpot_error_share)
     return bool(uncertain_ranges)
@@ -199,28 +193,18 @@ def is_tpot_uncertain_by_timestamps(
 def are_stalls_uncertain(requests: MetricAccumulator, limits: ValidityLimits) -> bool:
     """Return True if timestamps are too uncertain to tell how many responses stalled.
 
-    A response stalled if its largest gap between output events is above STALL_NS. So the bounds of
-    the largest gaps give the fewest and the most stalls. They are certain enough if these differ
-    from the counted stalls by no more than the share `event_error_share`.
+    A response stalled if its largest gap between output events is above STALL_NS.
     """
     max_gap_bounds = bound_metric(requests.columns, "max_gap")
     if max_gap_bounds is None:  # all gaps are certain
         return False
+
     possible_stalls = max_gap_bounds.count_over(STALL_NS)
     return possible_stalls.exceeds(requests.sum("stalled"), limits.event_error_share)
 
 
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
-    """Return the fewest and the most requests that may meet every SLO term.
-
-    Timestamps have errors, so latencies are only known within bounds. The fewest requests meet the
-    SLO if all latencies are at their upper bounds. Both numbers are the measured one if no metric
-    of the SLO is uncertain.
-
-    Args:
-        accumulator: The requests.
-        slo: The SLO.
-    """
+    """Return the fewest and the most requests that may meet an SLO, as timestamps have errors."""
     bound_functions = _find_bound_functions(accumulator, slo)
     if not bound_functions:
         good_requests = accumulator.sum("good")
@@ -235,8 +219,11 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
             latency_bounds = compute_bounds(block)
             shortest[metric] = latency_bounds.lower
             longest[metric] = latency_bounds.upper
-        fewest_good += int(outcomes.meets_slo(block, slo, longest).sum())
-        most_good += int(outcomes.meets_slo(block, slo, shortest).sum())
+
+        is_good_for_certain = outcomes.meets_slo(block, slo, longest)
+        may_be_good = outcomes.meets_slo(block, slo, shortest)
+        fewest_good += int(is_good_for_certain.sum())
+        most_good += int(may_be_good.sum())
 
     return Range(fewest_good, most_good)
 
@@ -250,7 +237,9 @@ def _find_bound_functions(
     for definition in METRICS.available():
         if definition.name not in limited_metrics or definition.bounds is None:
             continue
+
         is_uncertain = accumulator.statistic_ranges(definition.name) is not None
         if is_uncertain:
             bound_functions[definition.name] = definition.bounds
+
     return bound_functions
