@@ -322,10 +322,7 @@ def format_reason(
     sentences: Mapping[str, str] | None = None,
     formats: Formats | None = None,
 ) -> str:
-    """Return the sentence of a reason.
-
-    The sentence is the code itself if there is no sentence for it, as for a code of a newer
-    version, or if the values do not fit the sentence, as in a damaged file.
+    """Return the sentence of a reason, or its code if there is no sentence with its values.
 
     Args:
         reason: The code with its values.
@@ -339,12 +336,12 @@ def format_reason(
         formats = FORMATS
 
     sentence = sentences.get(reason.code)
-    if sentence is None:
+    if sentence is None:  # a code of a newer version
         return reason.code
 
     try:
         return _ReasonFormatter(reason.values, formats).format_sentence(sentence)
-    except _MISFIT_ERRORS:
+    except _MISFIT_ERRORS:  # values of a damaged file
         return reason.code
 
 
@@ -381,14 +378,11 @@ class _ReasonFormatter(string.Formatter):
         return self.vformat(sentence, (), self._values)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a value as text. `string.Formatter` calls this method for each placeholder.
-
-        The class describes what may stand in a placeholder. It overrides the method of
-        `string.Formatter`, which knows the format specifications of Python only.
+        """Return the value of a placeholder as text, for `string.Formatter`.
 
         Args:
             value: The value of the placeholder.
-            format_spec: The text after its colon.
+            format_spec: The text after the colon of the placeholder.
         """
         if format_spec == "part":
             return self.format_sentence(_PARTS[value])
@@ -414,11 +408,13 @@ def format_share(value: float) -> str:
 
 
 def _format_metric(metric: str, statistics: list[str]) -> str:
-    """Return a metric and those of its statistics that are withheld: `ITL (p99, max)`."""
+    """Return a metric with some of its statistics: `ITL (p99, max)`."""
     name = _LABELS_OF_BLOCKS.get(metric) or metric_label(metric)
     if not statistics:
         return name
-    return f"{name} ({', '.join(statistic.replace('_', '.') for statistic in statistics)})"
+
+    labels = [statistic.replace("_", ".") for statistic in statistics]
+    return f"{name} ({', '.join(labels)})"
 
 
 def _format_withheld(statistics_by_metric: Mapping[str, list[str]]) -> str:

@@ -62,8 +62,7 @@ def find_reasons_of_state(state: str) -> tuple[ReasonCode, ...]:
 def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield the reasons why a run is INVALID, in the order in which reports show them.
 
-    Each reason is an error of the measurement and not of the server: too few requests, a client
-    that was late, overloaded or failed, or a run that ended early.
+    Each reason is an error of the measurement, such as an overloaded client, and not of the server.
     """
     failed_by_client = evidence.summary.requests.failed_by_client
     yield from _check_request_count(evidence.summary.requests)
@@ -73,6 +72,7 @@ def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
     yield from _check_failures(evidence, "client_failures", failed_by_client)
     yield from _check_worker_deaths(evidence)
 
+    # `stopped_by` is the rule that ended the run early, if any.
     if evidence.manifest.stopped_by is None:
         yield from find_reasons_of_state(evidence.summary.run.state)
     else:
@@ -80,9 +80,10 @@ def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_request_count(requests: RequestCounts) -> Iterator[ReasonCode]:
-    """Yield a reason if too few requests have an outcome, which says what became of them."""
+    """Yield a reason if too few requests have succeeded or failed."""
     if requests.decided >= MIN_REQUESTS:
         return
+
     if requests.decided:
         yield make_code("too_few", requests=requests.decided, needed=MIN_REQUESTS)
     elif requests.unfinished:
@@ -108,23 +109,25 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_client_error(
     evidence: RunEvidence, code: str, errors_ms: Distribution, limit_share: float
 ) -> Iterator[ReasonCode]:
-    """Yield a reason if errors of the client are too large a share of the measured latency.
-
-    The p99 of the errors, or the highest quantile below it that has enough values, is compared with
-    the median latency. Nothing is yielded if one of the two has no value.
+    """Yield a reason if errors of the client are too large a share of the median latency.
 
     Args:
-        evidence: What the run is judged by.
+        evidence: The manifest and the metrics of the run.
         code: The code of the reason.
         errors_ms: The errors, such as how much later than due each request was sent.
         limit_share: The largest share of the median latency that the errors may have.
     """
-    error = deciding_quantile(errors_ms)
+    error = deciding_quantile(errors_ms)  # p99, or a lower quantile if there are few values
     latency = evidence.inputs.reference_latency
     latency_ms = latency.p50_ms
-    if error is None or latency_ms is None or error.value_ms <= limit_share * latency_ms:
+    if error is None or latency_ms is None:
         return
 
+    is_error_small = error.value_ms <= limit_share * latency_ms
+    if is_error_small:
+        return
+
+    share = error.value_ms / latency_ms if latency_ms > 0 else None
     cause = explain_lateness(
         evidence.worker_samples, evidence.summary.window, is_local=is_local(evidence.manifest)
     )
@@ -132,7 +135,7 @@ def _check_client_error(
         code,
         quantile=error.name,
         value_ms=error.value_ms,
-        share=error.value_ms / latency_ms if latency_ms > 0 else None,
+        share=share,
         basis=latency.name,
         basis_ms=latency_ms,
         limit=limit_share,
@@ -162,26 +165,20 @@ def _check_dropped_requests(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _is_invalid_by_dropped_requests(evidence: RunEvidence) -> bool:
-    """Return True if the client dropped so many requests that the run is invalid.
-
-    The largest share of dropped requests that the user accepts is `limits.not_offered_share`. Above
-    it the run stays valid only if the server misses the SLO even without the dropped requests,
-    because more load would not change that outcome.
-    """
-    dropped_share = evidence.summary.requests.dropped_share
-    if dropped_share <= evidence.manifest.limits.not_offered_share:
+    """Return True if a run is invalid because the client did not send so many requests."""
+    accepted_share = evidence.manifest.limits.not_offered_share
+    if evidence.summary.requests.dropped_share <= accepted_share:
         return False
+
+    # If the server misses the SLO already, the dropped requests would not change that.
     return not evidence.inputs.is_slo_missed
 
 
 def _check_failures(evidence: RunEvidence, code: str, failed_requests: int) -> Iterator[ReasonCode]:
     """Yield the code if failures are a larger share of the requests than the limit allows.
 
-    The limit is `failure_share`. It holds for failures of the client, which make a run INVALID, and
-    for failures of the server, which leave it valid but are shown beside that verdict.
-
     Args:
-        evidence: What the run is judged by.
+        evidence: The manifest and the metrics of the run.
         code: The code to yield.
         failed_requests: How many requests failed, by the client or by the server.
     """
@@ -224,11 +221,9 @@ def _dropped_values(requests: RequestCounts) -> dict[str, Any]:
 
 
 def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield the caveats of a run, in the order in which reports show them beside VALID.
+    """Yield the caveats of a valid run, in the order in which reports show them.
 
-    The measurement is sound, but statistics are withheld, or the load was not the requested one:
-    failures, dropped requests, other lengths of responses or prompts, or too few requests for the
-    virtual users.
+    With a caveat, the load was not the requested one, or some metrics are not reported.
     """
     failed_by_server = evidence.summary.requests.failed_by_server
     yield from _check_failures(evidence, "failures", failed_by_server)
@@ -239,10 +234,7 @@ def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a caveat if responses are shorter than requested, and one if prompts differ in length.
-
-    The server then had less or more work than the requested load.
-    """
+    """Yield a caveat if responses are too short, and one if prompts have wrong lengths."""
     inputs = evidence.inputs
     if evidence.has_short_responses:
         requested_tokens = inputs.requested_tokens
@@ -271,23 +263,17 @@ def _check_concurrency(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a caveat if the client dropped more than the share limits.NOT_OFFERED of the requests.
-
-    The client drops a request instead of sending it if too many requests are in flight. If the run
-    is invalid because of that, `_check_dropped_requests` yields a reason and no caveat is needed.
-    """
+    """Yield a caveat if the client dropped many requests, because too many were in flight."""
     if _is_invalid_by_dropped_requests(evidence):
-        return
+        return  # the verdict says so already
+
     requests = evidence.summary.requests
     if requests.dropped_share > limits.NOT_OFFERED:
         yield make_code("not_offered", **_dropped_values(requests))
 
 
 def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason why metrics, or statistics of metrics, are not reported.
-
-    The caveats about whole metrics come first, and then those about single statistics, such as p99.
-    """
+    """Yield a caveat for each reason why metrics, or statistics of metrics, are not reported."""
     metrics = [
         _Withheld(metric, statistics=[], reason=reason)
         for metric, reason in summary.withheld_metrics.items()
@@ -299,7 +285,9 @@ def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
     for metric, withheld in summary.withheld_statistics.items():
         is_listed_as_itl = metric == "inter_chunk" and has_itl  # the same gaps between events
         if not is_listed_as_itl:
-            statistics.append(_Withheld(metric, list(withheld.ranges), withheld.reason))
+            withheld_names = list(withheld.ranges)
+            statistics.append(_Withheld(metric, withheld_names, withheld.reason))
+
     yield from _group_by_reason(statistics)
 
 
@@ -324,5 +312,6 @@ def _group_by_reason(withheld: Sequence[_Withheld]) -> Iterator[ReasonCode]:
     for part in withheld:
         statistics_by_metric = statistics_by_reason.setdefault(part.reason, {})
         statistics_by_metric[part.metric] = part.statistics
+
     for reason, statistics_by_metric in statistics_by_reason.items():
         yield make_code("withheld", statistics=statistics_by_metric, why=reason)
