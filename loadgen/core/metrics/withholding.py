@@ -82,16 +82,14 @@ class ReportedStatistics:
     itl_undefined_reason: str
 
     def withheld_from_slos(self, manifest: RunManifest) -> dict[str, str]:
-        """Return the metrics whose SLO terms cannot be decided, with the reason for each.
-
-        They are ITL if it is undefined, the withheld metrics, and metrics of the gaps between
-        output events if the quantile that an SLO limits is withheld.
-        """
+        """Return the metrics whose latency limits cannot be judged, with the reason for each."""
         reason_by_metric: dict[str, str] = {}
         if self.itl_undefined_reason:
             reason_by_metric["itl"] = f"ITL is not defined: {self.itl_undefined_reason}"
 
         reason_by_metric.update(self.withheld_metrics)
+
+        # A limit on a quantile of the gaps between events cannot be judged without that quantile.
         for term in _list_gap_terms(manifest):
             withheld = self.withheld_statistics.get(term.metric)
             limited_statistic = quantiles.quantile_name(term.quantile)
@@ -112,6 +110,7 @@ def select_statistics(measured: MeasuredStatistics) -> ReportedStatistics:
     """Decide which of the measured statistics the run reports, and which it withholds."""
     withheld_metrics = _find_withheld_metrics(measured)
     withheld_statistics = _find_withheld_statistics(measured)
+
     reported_distributions = dict(measured.distributions)
     for metric, withheld in withheld_statistics.items():
         reported_distributions[metric] = measured.distributions[metric].without(withheld.ranges)
@@ -123,7 +122,8 @@ def select_statistics(measured: MeasuredStatistics) -> ReportedStatistics:
         # ITL then has the same values as the gaps between output events, "inter_chunk".
         withheld_statistics["itl"] = withheld_statistics["inter_chunk"]
 
-    for metric in withheld_metrics:  # all of their statistics are withheld anyway
+    # Without a metric, its single statistics need no mention.
+    for metric in withheld_metrics:
         withheld_statistics.pop(metric, None)
 
     return ReportedStatistics(
@@ -138,11 +138,7 @@ def select_statistics(measured: MeasuredStatistics) -> ReportedStatistics:
 
 
 def _find_withheld_statistics(measured: MeasuredStatistics) -> dict[str, WithheldStatistics]:
-    """Return the statistics of each metric that are too uncertain to report, with the reason.
-
-    The usual reason is that timestamps are uncertain. TPOT is a time divided by a number of tokens,
-    so it may also be uncertain because the tokens of the first event of a response are not known.
-    """
+    """Return the statistics of each metric that are too uncertain to report, with the reason."""
     run_limits = measured.manifest.limits
     ranges_by_metric = uncertainty.find_uncertain_statistics(
         measured.distributions, measured.requests, measured.gap_bounds, run_limits
@@ -150,6 +146,7 @@ def _find_withheld_statistics(measured: MeasuredStatistics) -> dict[str, Withhel
     timing_reason = timing_evidence.explain_uncertain_times(measured.timing_evidence)
     reason_by_metric = dict.fromkeys(ranges_by_metric, timing_reason)
 
+    # TPOT is a time divided by a number of tokens, which may be uncertain instead of the time.
     if "tpot" in ranges_by_metric:
         is_uncertain_by_timestamps = uncertainty.is_tpot_uncertain_by_timestamps(
             measured.requests, measured.distributions["tpot"], run_limits
@@ -167,24 +164,18 @@ def _find_withheld_statistics(measured: MeasuredStatistics) -> dict[str, Withhel
 
 
 def _find_withheld_metrics(measured: MeasuredStatistics) -> dict[str, str]:
-    """Return the metrics that are withheld with all of their statistics, and the reason for each.
-
-    - Metrics of tokens, if the token counts contradict the responses.
-    - Metrics of a plug-in that is not installed here, which an SLO limits.
-    - Metrics of the first token, if streams did not show when it came.
-    - Metrics of kernel timestamps, if there are none.
-    - Stalls, if the errors of timestamps may have caused them.
-    """
+    """Return the metrics that are not reported at all, and the reason for each."""
     requests = measured.requests
     manifest = measured.manifest
+
     withheld = _metrics_of_wrong_token_counts(requests)
-    withheld.update(missing_metrics(manifest.slos))
+    withheld.update(missing_metrics(manifest.slos))  # metrics of plug-ins that are not installed
     if manifest.stream:
         withheld.update(_metrics_of_hidden_first_tokens(requests))
 
-    lack_kernel_times = _metrics_of_missing_kernel_times(requests, manifest)
-    if lack_kernel_times:
-        withheld.update(lack_kernel_times)  # these include the stalls
+    without_kernel_times = _metrics_of_missing_kernel_times(requests, manifest)
+    if without_kernel_times:
+        withheld.update(without_kernel_times)  # these include the stalls
     elif uncertainty.are_stalls_uncertain(requests, manifest.limits):
         withheld["stalls"] = timing_evidence.explain_uncertain_times(measured.timing_evidence)
 
@@ -195,8 +186,7 @@ def _metrics_of_wrong_token_counts(requests: MetricAccumulator) -> dict[str, str
     """Return the metrics that use token counts, with the reason, if many counts are wrong.
 
     A count is wrong if it is lower than the number of output events (understated), or higher than
-    the number of requested tokens (overstated). Returns {} if no more than a tolerated share of the
-    counts is wrong.
+    the number of requested tokens (overstated).
     """
     checked_responses = requests.sum("exact_counts")
     wrong_counts = requests.sum("conflicting_counts")
@@ -213,14 +203,14 @@ def _metrics_of_wrong_token_counts(requests: MetricAccumulator) -> dict[str, str
         overstated=wrong_counts - understated_counts,
         limit=limits.CONTRADICTING_SHARE,
     )
-    return dict.fromkeys(("tokens", *guarded(reason.code)), format_reason(reason))
+    metrics = ("tokens", *guarded(reason.code))
+    return dict.fromkeys(metrics, format_reason(reason))
 
 
 def _metrics_of_hidden_first_tokens(requests: MetricAccumulator) -> dict[str, str]:
     """Return the metrics that need the first token, with the reason, if many streams hid it.
 
-    A stream hides its first token if the server counts tokens, but none came in an event that could
-    be timed. Returns {} if no more than a tolerated share of the ok responses did.
+    A stream hides its first token if the server counts tokens, but no event carried a token.
     """
     ok_responses = requests.sum("ok")
     hidden_first_tokens = requests.sum("tpot_no_output")
@@ -240,11 +230,10 @@ def _metrics_of_hidden_first_tokens(requests: MetricAccumulator) -> dict[str, st
 def _metrics_of_missing_kernel_times(
     requests: MetricAccumulator, manifest: RunManifest
 ) -> dict[str, str]:
-    """Return the metrics that need kernel timestamps, with the reason, if no response has one.
+    """Return the metrics that need kernel timestamps, with the reason, if there are none.
 
-    The kernel stamps received packets on Linux, but not on macOS. Without that, a client cannot
-    know how late it read a response. A run without first tokens has nothing to stamp, and in the
-    virtual time of a simulated run all times are exact. Nothing is withheld then.
+    The kernel stamps received packets on Linux. Without a stamp, a client does not know how late it
+    read a response.
     """
     has_kernel_times = requests.sum("kernel_timestamps") > 0
     has_first_tokens = requests.sum("with_first_token") > 0
@@ -253,7 +242,8 @@ def _metrics_of_missing_kernel_times(
         return {}
 
     reason = make_code("no_kernel_times")
-    return dict.fromkeys((*guarded(reason.code), "stalls"), format_reason(reason))
+    metrics = (*guarded(reason.code), "stalls")
+    return dict.fromkeys(metrics, format_reason(reason))
 
 
 # -- removal from the summary ----------------------------------------------------------------------
@@ -264,13 +254,9 @@ _PART_FIELDS = ("stages", "targets", "regions", "nodes", "classes", "models", "s
 
 
 def without_withheld_values(summary: Summary) -> Summary:
-    """Return a summary without the values that its two fields `withheld_...` name.
-
-    Withheld metrics are removed from the run and from its stages, targets, classes and other parts.
-    Withheld statistics have been left out of the distributions already, so they are only removed
-    from the drift, which is how latencies change over time.
-    """
+    """Return a summary without withheld values, for the run and for each of its parts."""
     summary = msgspec.structs.replace(summary, drift=_reported_drift(summary))
+
     withheld_metrics = summary.withheld_metrics
     if not withheld_metrics:
         return summary
@@ -285,9 +271,7 @@ def without_withheld_values(summary: Summary) -> Summary:
 
 
 def _without_metrics(summary: AnySummary, withheld_metrics: Mapping[str, str]) -> AnySummary:
-    """Return the summary of a run, or of a part of it, without some metrics.
-
-    It loses the fields that runs and parts have in common, such as `ttft_ms` and `tokens`.
+    """Return the summary of a run, or of a part of a run, without some metrics.
 
     Args:
         summary: The summary of a run, stage, target, class or other part.
@@ -316,23 +300,24 @@ def _without_metrics_of_run(summary: Summary, withheld_metrics: Mapping[str, str
         withheld_metrics: The metrics to remove, with the reason for each.
     """
     withheld_fields = {f"{metric}_ms" for metric in withheld_metrics}
-    summary = msgspec.structs.replace(
-        summary,
-        other_metrics=_without_other_metrics(summary.other_metrics, withheld_metrics),
-        percentiles={
-            field: percentiles
-            for field, percentiles in summary.percentiles.items()
-            if field not in withheld_fields
-        },
-    )
+    other_metrics = _without_other_metrics(summary.other_metrics, withheld_metrics)
+    percentiles = {
+        field: percentiles
+        for field, percentiles in summary.percentiles.items()
+        if field not in withheld_fields
+    }
+    summary = msgspec.structs.replace(summary, other_metrics=other_metrics, percentiles=percentiles)
+
     if "itl" in withheld_metrics:
         undefined_reason = summary.itl_undefined_reason or withheld_metrics["itl"]
         summary = msgspec.structs.replace(
             summary, itl_ms=None, itl_undefined_reason=undefined_reason
         )
+
     if "stalls" in withheld_metrics:
         stalls = msgspec.structs.replace(summary.stalls, requests=None, share=None)
         summary = msgspec.structs.replace(summary, stalls=stalls)
+
     if "tokens" in withheld_metrics:
         summary = _without_tokens_of_run(summary)
 
@@ -342,14 +327,14 @@ def _without_metrics_of_run(summary: Summary, withheld_metrics: Mapping[str, str
 def _without_other_metrics(
     distributions: Mapping[str, Distribution], withheld_metrics: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return `Summary.other_metrics` with an empty distribution for each withheld metric.
-
-    They are the metrics that have no field of their own in the summary, by name with unit.
-    """
+    """Return distributions by metric, with an empty distribution for each withheld metric."""
     reported = dict(distributions)
     for definition in METRICS.available():
-        if definition.name in withheld_metrics and definition.field in reported:
-            reported[definition.field] = reported[definition.field].without_statistics()
+        is_withheld = definition.name in withheld_metrics
+        if is_withheld and definition.field in reported:
+            distribution = reported[definition.field]
+            reported[definition.field] = distribution.without_statistics()
+
     return reported
 
 
@@ -358,6 +343,7 @@ def _without_tokens_of_run(summary: Summary) -> Summary:
     sessions = summary.sessions
     if sessions is not None:
         sessions = msgspec.structs.replace(sessions, output_tokens=None)
+
     return msgspec.structs.replace(
         summary,
         drift=drift.without_tokens(summary.drift),
@@ -371,6 +357,8 @@ def _reported_drift(summary: Summary) -> Drift:
     reported = summary.drift
     for metric, withheld in summary.withheld_statistics.items():
         reported = drift.without_statistics(reported, metric, withheld.ranges)
+
     for metric in summary.withheld_metrics:
         reported = drift.without_statistics(reported, metric, uncertainty.STATISTICS)
+
     return reported
