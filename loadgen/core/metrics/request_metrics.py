@@ -74,15 +74,16 @@ def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[n
         quotient: NDArray[np.int64] = np.floor(span_ns / positive_divisor).astype(np.int64)
     else:
         quotient = span_ns // positive_divisor
-    quotient[(divisor <= 0) | (span_ns == UNDEFINED)] = UNDEFINED
+
+    is_undefined = (divisor <= 0) | (span_ns == UNDEFINED)
+    quotient[is_undefined] = UNDEFINED
     return quotient
 
 
 def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
     """Return the output tokens of each request that were streamed; negative if not counted.
 
-    Some servers count reasoning tokens that they never stream. Such hidden tokens are left out.
-    Reasoning is hidden if the first output event is already a part of the answer.
+    Some servers count reasoning tokens that they never stream. These hidden tokens are left out.
     """
     output_tokens = columns["output_tokens"]
     reasoning_tokens = columns["reasoning_tokens"]
@@ -90,8 +91,10 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
     if has_no_reasoning:
         return output_tokens
 
+    # Reasoning is hidden if the first streamed token is already a part of the answer.
     is_reasoning_hidden = columns["first_token_ns"] == columns["first_answer_ns"]
     hidden_tokens = np.where(is_reasoning_hidden, columns.known_or_zero("reasoning_tokens"), 0)
+
     token_counts: NDArray[np.int64] = output_tokens - hidden_tokens
     return token_counts
 
@@ -106,8 +109,10 @@ def later_tokens(columns: Columns) -> NDArray[np.int64]:
 
 def tpot(columns: Columns) -> NDArray[np.int64]:
     """Return the time from the first to the last token per token after the first event."""
-    span_ns = _between("first_token_ns", "last_token_ns")(columns)
-    return _divide(np.where(span_ns == 0, UNDEFINED, span_ns), later_tokens(columns))
+    measure_span = _between("first_token_ns", "last_token_ns")
+    span_ns = measure_span(columns)
+    positive_span_ns = np.where(span_ns == 0, UNDEFINED, span_ns)
+    return _divide(positive_span_ns, later_tokens(columns))
 
 
 def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
@@ -132,11 +137,10 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 
 
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
-    """Return the accepted length of each request under speculative decoding, in millionths.
+    """Return the mean output tokens per step of speculative decoding, in millionths.
 
-    The accepted length is the mean number of output tokens per step of the model, UNDEFINED if the
-    server reports no drafts. Each step yields one token more than it accepts, so 10 tokens of which
-    6 were accepted took 4 steps. Their accepted length is 2.5, or 2,500,000 millionths.
+    Each step yields the accepted tokens and one more. So a response of 10 tokens, of which 6 were
+    accepted, took 4 steps. Its mean is 2.5, or 2,500,000 millionths.
     """
     drafted_tokens = columns["draft_tokens"]
     has_no_drafts = int(drafted_tokens.max(initial=0)) <= 0
@@ -194,9 +198,7 @@ def earliest_send_ns(
 ) -> NDArray[np.int64]:
     """Return the earliest time at which each request could be sent, in ns.
 
-    A request on a reused connection can be sent when it is due. One on a new connection can be sent
-    when it is due and the connection is ready. The time from then to the send is the delay of the
-    client.
+    A request can be sent when it is due and, on a new connection, when the connection is ready.
 
     Args:
         columns: The columns `due_ns`, `ready_ns` (when the connection was ready) and `reused`
@@ -215,7 +217,8 @@ def earliest_send_ns(
 def has_no_span(columns: Columns) -> NDArray[np.bool_]:
     """Return which responses have enough tokens for a TPOT, but all of them came at one instant."""
     first_token_ns = columns["first_token_ns"]
-    is_instant = (first_token_ns >= 0) & (columns["last_token_ns"] == first_token_ns)
+    has_first_token = columns.is_known("first_token_ns")
+    is_instant = has_first_token & (columns["last_token_ns"] == first_token_ns)
     mask: NDArray[np.bool_] = is_instant & (later_tokens(columns) > 0)
     return mask
 
@@ -252,8 +255,7 @@ def has_too_high_count(columns: Columns) -> NDArray[np.bool_]:
 def time_output_tokens(columns: Columns) -> TimedAmounts:
     """Return the output tokens of each ok request with the times of its first and last token.
 
-    Requests whose output tokens were not counted are left out. A response that was not streamed
-    came at its end.
+    The tokens of a response that was not streamed came at its end.
     """
     has_tokens = columns.is_known("output_tokens") & columns.is_known("end_ns")
     selected = as_selection(columns.is_ok & has_tokens)
@@ -267,21 +269,23 @@ def time_output_tokens(columns: Columns) -> TimedAmounts:
 def time_or_end(
     columns: Columns, field: str, selected: NDArray[np.bool_] | slice
 ) -> NDArray[np.int64]:
-    """Return a time of the selected rows, or the end of those in which it is UNKNOWN (-1)."""
+    """Return a time of each selected request, or its end if the time is not known (-1)."""
     times_ns = columns[field][selected]
-    if times_ns.min(initial=0) >= 0:
+    are_all_known = times_ns.min(initial=0) >= 0
+    if are_all_known:
         return times_ns
-    return np.where(times_ns < 0, columns["end_ns"][selected], times_ns)
+
+    end_ns = columns["end_ns"][selected]
+    return np.where(times_ns < 0, end_ns, times_ns)
 
 
 def count_textless_tokens(
     finish_reasons: NDArray[np.int64], tokens: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many tokens of each response may come in no output event: 0 or 1.
+    """Return how many tokens of each response may have no text, and so come in no event: 0 or 1.
 
-    A token without text comes in no event. A response has one if it ended by itself, with an
-    end token, instead of being cut at its maximum length. A long response may have one in any case,
-    because a character may consist of several tokens, and only the last of them completes its text.
+    A response that ended by itself has an end token without text. A long response may have a
+    character of several tokens, of which only the last token has text.
 
     Args:
         finish_reasons: The code of the finish reason of each response.
