@@ -60,21 +60,18 @@ class _TurnTimes(NamedTuple):
 
 
 def measure_step_times(measured_stages: Sequence[Columns], manifest: RunManifest) -> list[StepTime]:
-    """Return, for each step of agentic tasks, the share of the time of the tasks that it took.
+    """Return, for each step of agentic tasks, its share of the time of the tasks that ended ok.
 
-    A task is a sequence of requests, its turns, by an agent. A step is a named group of its turns.
-    The tasks of a request class have the same steps. Only tasks that ended ok are measured.
-
-    Returns:
-        The times of each step of `manifest.steps`, in their order.
+    A task is a sequence of requests by an agent. A step is a named group of these requests.
     """
     if not manifest.steps:
         return []
 
     requests = JoinedColumns(measured_stages, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
-    step_times = [UNKNOWN] * len(manifest.steps)  # replaced by the times of each class
 
+    # All tasks of a request class have the same steps.
+    step_times = [UNKNOWN] * len(manifest.steps)
     for indices_of_class in _group_steps_by_class(manifest.steps):
         steps_of_class = [manifest.steps[index] for index in indices_of_class]
         is_of_class = np.isin(step_of_request, indices_of_class)
@@ -96,12 +93,12 @@ def _group_steps_by_class(steps: Sequence[StepPlan]) -> list[list[int]]:
 def _measure_steps_of_class(
     requests: JoinedColumns, is_of_class: NDArray[np.bool_], steps: Sequence[StepPlan]
 ) -> list[StepTime]:
-    """Return the times of the steps of one request class, all of whose tasks have the same turns.
+    """Return the times of the steps of the tasks of one request class.
 
     Args:
         requests: The requests of all classes.
-        is_of_class: Which of them belong to the class.
-        steps: The steps of its tasks, which together have all turns.
+        is_of_class: Which requests belong to the class.
+        steps: The steps of the tasks, which together have all turns.
     """
     preceding_turns = _find_preceding_turns(steps)
     tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
@@ -148,10 +145,7 @@ class _TaskTable(NamedTuple):
     def of_requests(
         cls, task_of_request: NDArray[np.int64], turn_of_request: NDArray[np.int64], turns: int
     ) -> _TaskTable:
-        """Return the table for some requests, with a row for each of their tasks.
-
-        The requests of the tasks 7, 9 and 7 get the rows 0, 1 and 0.
-        """
+        """Return the table for some requests: those of the tasks 7, 9 and 7 get rows 0, 1 and 0."""
         task_ids, row_of_request = np.unique(task_of_request, return_inverse=True)
         return cls(row_of_request, turn_of_request, task_count=len(task_ids), turns=turns)
 
@@ -173,12 +167,12 @@ class _TaskTable(NamedTuple):
 def _select_ok_tasks(
     requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: int
 ) -> _TaskTimes:
-    """Return the times of the tasks whose requests are all recorded and ok.
+    """Return the times of the tasks of one request class whose requests are all ok.
 
     Args:
         requests: The requests of all classes.
-        is_of_class: Which of them belong to the class whose tasks are selected.
-        turns: The number of turns of a complete task.
+        is_of_class: Which requests belong to the class.
+        turns: The number of requests of a complete task.
     """
     task_table = _TaskTable.of_requests(
         task_of_request=requests["session"][is_of_class],
@@ -194,10 +188,10 @@ def _select_ok_tasks(
 
 
 def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
-    """Return, for each turn, the time that it and the pause before it added to all tasks.
+    """Return the time that each turn, and the pause before it, added to all tasks.
 
-    Only the turns on the critical path of a task count. A turn off that path ran at the same time
-    as a longer one, so that it did not delay the end of its task.
+    A turn that ran at the same time as a longer turn adds nothing, because it did not delay the end
+    of the task.
 
     Args:
         tasks: The times of the requests of each task.
@@ -206,6 +200,8 @@ def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
     is_on_path = _find_critical_paths(tasks, preceding_turns)
     durations_ns = tasks.end_ns - tasks.due_ns
     pauses_ns = _measure_pauses(tasks, preceding_turns)
+
+    # Sums over all tasks, by turn.
     request_ns = np.where(is_on_path, durations_ns, 0).sum(axis=0)
     pause_ns = np.where(is_on_path, pauses_ns, 0).sum(axis=0)
 
@@ -221,9 +217,8 @@ def _find_critical_paths(
 ) -> NDArray[np.bool_]:
     """Return which requests delayed the end of their task: a row per task, a column per turn.
 
-    These requests are the critical path. It is followed backwards from the last turn. If turn 3
-    waits for the turns 1 and 2, which end after 4 s and 6 s, turn 2 is on the path and turn 1 is
-    not.
+    If turn 3 waits for the turns 1 and 2, which end after 4 s and 6 s, turn 2 delayed the end and
+    turn 1 did not.
 
     Args:
         tasks: The times of the requests of each task.
@@ -233,10 +228,12 @@ def _find_critical_paths(
     last_turn = -1
     is_on_path[:, last_turn] = True
 
+    # From the last turn backwards.
     for turn in sorted(preceding_turns, reverse=True):
-        if preceding_turns[turn]:
+        awaited_turns = preceding_turns[turn]
+        if awaited_turns:
             tasks_on_path = np.flatnonzero(is_on_path[:, turn])
-            slowest_turns = _find_turn_that_ended_last(tasks, preceding_turns[turn])
+            slowest_turns = _find_turn_that_ended_last(tasks, awaited_turns)
             is_on_path[tasks_on_path, slowest_turns[tasks_on_path]] = True
 
     return is_on_path
@@ -250,25 +247,31 @@ def _find_turn_that_ended_last(tasks: _TaskTimes, turns: list[int]) -> NDArray[n
 
 
 def _measure_pauses(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> NDArray[np.int64]:
-    """Return the pause before each request, in ns, one row for each task.
+    """Return the pause before each request, in ns: a row per task, a column per turn.
 
-    A request is due a pause after the last of those that it waits for has ended. Before a request
-    that waits for none, there is no pause.
+    The pause lasts from the end of the requests that a request waits for until it is due.
     """
     pauses_ns = np.zeros(tasks.due_ns.shape, np.int64)
     for turn, awaited_turns in preceding_turns.items():
         if awaited_turns:
             last_end_ns = tasks.end_ns[:, awaited_turns].max(axis=1)
             pauses_ns[:, turn] = tasks.due_ns[:, turn] - last_end_ns
+
     return pauses_ns
 
 
 def _step_time(step: StepPlan, times: _TurnTimes, total_ns: float) -> StepTime:
     """Return the share of the time of all tasks that a step and the pauses before it took."""
     turns = list(step.turns)
-    pauses_ns = times.all_pauses_ns[:, turns].reshape(-1) if step.pause else np.zeros(0, np.int64)
+    request_ns = float(times.request_ns[turns].sum())
+    pause_ns = float(times.pause_ns[turns].sum())
+
+    pauses_ns = np.zeros(0, np.int64)
+    if step.pause:
+        pauses_ns = times.all_pauses_ns[:, turns].reshape(-1)
+
     return StepTime(
-        time_share=float(times.request_ns[turns].sum()) / total_ns,
+        time_share=request_ns / total_ns,
         pause_ms=distribution_of(pauses_ns),
-        pause_share=float(times.pause_ns[turns].sum()) / total_ns,
+        pause_share=pause_ns / total_ns,
     )

@@ -77,14 +77,15 @@ class TaskTable(NamedTuple):
 
 
 def meets_task_term(ended: TaskColumns, term: TaskTerm) -> NDArray[np.bool_]:
-    """Return which of the ended tasks are ok and within the limits of an SLO.
-
-    A limit that the SLO does not have is infinite.
-    """
+    """Return which of the ended tasks are ok and within the limits of an SLO."""
+    # A limit that the SLO does not have is longer than any time of a run.
     max_duration_ns = term.within_ns or LONGEST_NS
     max_wait_ns = term.wait_ns or LONGEST_NS
+
+    is_ok = ended.ok > 0
     is_in_time = ended.end_ns - ended.due_ns <= max_duration_ns
-    return (ended.ok > 0) & is_in_time & (ended.longest_wait_ns <= max_wait_ns)
+    is_wait_short = ended.longest_wait_ns <= max_wait_ns
+    return is_ok & is_in_time & is_wait_short
 
 
 class _TaskRequests:
@@ -101,6 +102,7 @@ class _TaskRequests:
         self.columns = columns
         self.order = rows[np.argsort(columns.take("session", rows), kind="stable")]
         self._sessions = columns.take("session", self.order)
+
         # The position of the first request of each task, where the session number changes.
         self._task_starts = np.flatnonzero(np.diff(self._sessions, prepend=NO_SESSION))
 
@@ -131,8 +133,7 @@ class _TaskRequests:
     def _combine(self, operation: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
         """Combine the values of the requests of each task by a binary operation.
 
-        `reduceat` does so from each start to the next: with np.add, the values 1, 2, 3 and the task
-        starts 0 and 2 give 3 (1 + 2) and 3.
+        With np.add, the values 1, 2 and 3 and the task starts 0 and 2 give 3 (1 + 2) and 3.
         """
         return operation.reduceat(values, self._task_starts).astype(np.int64)
 
@@ -162,8 +163,6 @@ class _TaskRequests:
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     """Return a table with a row for each conversation or agentic task of a stage.
 
-    Requests that belong to none are left out.
-
     Args:
         columns: The records of the stage.
         turns: The number of slots in the schedule for the requests of each task.
@@ -182,11 +181,7 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
 
 
 def _combine_by_task(requests: _TaskRequests) -> TaskColumns:
-    """Return the values of each task, combined from those of its requests.
-
-    For example, a task is due when the first of its requests is due, and it is ok if all of its
-    requests are ok.
-    """
+    """Return the values of each task, combined from the values of its requests."""
     status = requests.column("status")
     kind = requests.column("kind")
     wait_ns = requests.wait_ns()
