@@ -13,20 +13,20 @@ from loadgen.core.stats.excess_test import Stratum, excess_p_value
 
 
 def merge_scores(scores: Sequence[AnswerScores]) -> AnswerScores:
-    """Return the score of the checked answers of several runs together.
+    """Return the score of the checked answers of several runs together."""
+    overall = score_counts(
+        checked=sum(score.overall.checked for score in scores),
+        correct=sum(score.overall.correct for score in scores),
+    )
+    checked_by_question = _add_counts([score.checked_by_question for score in scores])
+    wrong_by_question = _add_counts([score.wrong_by_question for score in scores])
+    questions = sum(count > 0 for count in checked_by_question)
 
-    The kinds of checks and the tests within a run are left out.
-    """
-    checked = _add_counts([score.checked_by_question for score in scores])
-    wrong = _add_counts([score.wrong_by_question for score in scores])
     return AnswerScores(
-        overall=score_counts(
-            checked=sum(score.overall.checked for score in scores),
-            correct=sum(score.overall.correct for score in scores),
-        ),
-        questions=sum(count > 0 for count in checked),
-        checked_by_question=format_counts(checked),
-        wrong_by_question=format_counts(wrong),
+        overall=overall,
+        questions=questions,
+        checked_by_question=format_counts(checked_by_question),
+        wrong_by_question=format_counts(wrong_by_question),
     )
 
 
@@ -42,7 +42,7 @@ def different_p_value(first: AnswerScores, other: AnswerScores) -> float:
 
 
 def _pair_questions(first: AnswerScores, other: AnswerScores) -> Iterator[Stratum]:
-    """Yield the responses to each question in both parts. The other part is the suspected one."""
+    """Yield the number of responses and of wrong responses to each question, in both parts."""
     counts = zip_longest(
         parse_counts(first.checked_by_question),
         parse_counts(first.wrong_by_question),

@@ -138,6 +138,7 @@ def score_counts(checked: int, correct: int, name: str = "") -> ScorePart:
     """Return the share `correct / checked` with its 95 % interval."""
     if checked == 0:
         return ScorePart(name=name, checked=0, correct=0, score=None, low=None, high=None)
+
     score = correct / checked
     low, high = wilson_interval(score, checked)
 
@@ -148,22 +149,23 @@ def score_counts(checked: int, correct: int, name: str = "") -> ScorePart:
 
 
 def summarize_answers(answers: Sequence[MeasuredAnswer]) -> AnswerScores:
-    """Return the scores of checked responses of the measured load, in the order of requests."""
+    """Return the scores of checked responses, in all, by check and by question."""
     scored = [answer.scored for answer in answers]
-    checks = dict.fromkeys(answer.check for answer in scored)
+    wrong = [answer for answer in scored if not answer.is_correct]
+    questions = {answer.question for answer in scored}
+
+    answers_by_check: dict[str, list[ScoredAnswer]] = {}
+    for answer in scored:
+        answers_by_check.setdefault(answer.check, []).append(answer)
+
     return AnswerScores(
         overall=score_part(scored),
-        questions=len({answer.question for answer in scored}),
-        checks=tuple(
-            score_part([answer for answer in scored if answer.check == check], check)
-            for check in checks
-        ),
+        questions=len(questions),
+        checks=tuple(score_part(part, check) for check, part in answers_by_check.items()),
         load_dependence=find_load_dependence(answers),
         reference=compare_with_reference(scored),
         checked_by_question=_count_by_question(scored),
-        wrong_by_question=_count_by_question(
-            [answer for answer in scored if not answer.is_correct]
-        ),
+        wrong_by_question=_count_by_question(wrong),
     )
 
 
@@ -186,23 +188,23 @@ def measure_answers(
     rows: NDArray[np.void],
     measured_stages: Sequence[int],
 ) -> list[MeasuredAnswer]:
-    """Return the checked responses of the measured load, each with its requests in flight.
-
-    Responses of the warm-up, and of requests that failed, are left out.
+    """Return the checked ok responses of measured stages, with the requests in flight at the send.
 
     Args:
         scored_answers: The outcomes of all checks of a run.
-        rows: The records of all requests.
+        rows: The records of all requests. A slot is the number of a request in the schedule.
         measured_stages: The indexes of the measured stages.
     """
     slots = rows["slot"]
     sent_ns = rows["sent_ns"]
-    is_ok = np.isin(rows["stage"], measured_stages) & (rows["status"] == STATUS["ok"])
+    is_measured = np.isin(rows["stage"], measured_stages)
+    is_ok = rows["status"] == STATUS["ok"]
     is_checked = np.isin(slots, [answer.slot for answer in scored_answers])
-    checked_rows = np.flatnonzero(is_ok & is_checked)
-    sent_ns_of_slot = dict(
-        zip(slots[checked_rows].tolist(), sent_ns[checked_rows].tolist(), strict=True)
-    )
+
+    selected = np.flatnonzero(is_measured & is_ok & is_checked)
+    selected_slots = slots[selected].tolist()
+    selected_times_ns = sent_ns[selected].tolist()
+    sent_ns_of_slot = dict(zip(selected_slots, selected_times_ns, strict=True))
 
     measured = [answer for answer in scored_answers if answer.slot in sent_ns_of_slot]
     times_ns = np.array([sent_ns_of_slot[answer.slot] for answer in measured], np.int64)
@@ -218,14 +220,13 @@ def count_in_flight(
 ) -> NDArray[np.int64]:
     """Return how many requests were in flight at each of some times.
 
-    A request is in flight from the time at which it was sent until its response has ended. A
-    request that was never sent has a negative time, and one without an end was in flight until the
-    end of the run.
+    A request is in flight from the time at which it was sent until its response has ended.
     """
-    was_sent = sent_ns >= 0
-    has_ended = was_sent & (done_ns >= 0)
+    was_sent = sent_ns >= 0  # -1 for a request that was never sent
+    has_ended = was_sent & (done_ns >= 0)  # -1 for a request without an end
     starts = np.sort(sent_ns[was_sent])
     ends = np.sort(done_ns[has_ended])
+
     started = np.searchsorted(starts, at_ns, side="right")
     ended = np.searchsorted(ends, at_ns, side="right")
     return (started - ended).astype(np.int64)
@@ -237,20 +238,24 @@ def count_in_flight(
 def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | None:
     """Return whether responses are worse above some number of requests in flight than below it.
 
-    Several numbers in flight are compared, and the probability of a false alarm is divided among
-    them (Bonferroni). Each comparison is an exact test that compares responses to the same question
-    only, so that questions of different difficulty cannot cause an alarm. Return None if the number
-    in flight did not vary enough for any comparison.
+    Return None if the number in flight did not vary enough. Only responses to the same question are
+    compared, so that questions of different difficulty cannot cause an alarm.
     """
     in_flight = np.array([answer.in_flight for answer in answers], np.int64)
     levels = _levels_to_compare(in_flight)
     if not levels:
         return None
 
-    p_values = [excess_p_value(_strata_by_question(answers, in_flight > level)) for level in levels]
-    best = int(np.argmin(p_values))
-    level = levels[best]
-    p_value = min(1.0, p_values[best] * len(levels))
+    p_values = []
+    for level in levels:
+        strata = _strata_by_question(answers, in_flight > level)
+        p_values.append(excess_p_value(strata))
+
+    # With several tests, the smallest p-value is multiplied by their number (Bonferroni).
+    clearest = int(np.argmin(p_values))
+    level = levels[clearest]
+    p_value = min(1.0, p_values[clearest] * len(levels))
+
     return LoadDependence(
         is_worse=p_value < ALARM_LEVEL,
         p_value=p_value,
@@ -262,20 +267,23 @@ def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | 
 
 
 def _levels_to_compare(in_flight: NDArray[np.int64]) -> list[int]:
-    """Return the powers of two that divide the responses into two parts that are large enough.
+    """Return the numbers in flight that divide the responses into two large enough parts.
 
-    Batch sizes of engines, at which kernels change, are powers of two in most cases.
+    They are powers of two, at which inference engines change their way of computing.
     """
     if not len(in_flight):
         return []
+
     min_part = max(MIN_PART, MIN_PART_SHARE * len(in_flight))
     levels = []
     level = 1
     while level < int(in_flight.max()):
         above = int((in_flight > level).sum())
-        if min(above, len(in_flight) - above) >= min_part:
+        below = len(in_flight) - above
+        if min(above, below) >= min_part:
             levels.append(level)
         level *= 2
+
     return levels
 
 
@@ -291,6 +299,7 @@ def _strata_by_question(
         question_counts[1] += is_failure
         question_counts[2] += suspect
         question_counts[3] += suspect and is_failure
+
     for trials, failures, suspect_trials, suspect_failures in counts.values():
         yield Stratum(trials, failures, suspect_trials, suspect_failures)
 
@@ -299,17 +308,17 @@ def _strata_by_question(
 
 
 def compare_with_reference(answers: Sequence[ScoredAnswer]) -> ReferenceComparison | None:
-    """Return how responses compare with those that a reference endpoint has given twice.
+    """Return how responses compare with two responses of a reference endpoint to each question.
 
-    Only the first response to each question counts, because the test needs independent pairs. For
-    each question, two agreements with the first reference response are compared: that of the
-    response, and that of the second reference response. Without a difference between the servers,
-    either is the larger one equally often, which a sign test checks.
+    If the servers do not differ, the response agrees with the first reference response more than
+    the second reference response does in half of the cases, which a sign test checks.
     """
+    # The test needs independent cases, so only the first response to each question counts.
     first_answers: dict[int, ScoredAnswer] = {}
     for answer in answers:
         if answer.agreement is not None and answer.reference_agreement is not None:
             first_answers.setdefault(answer.question, answer)
+
     if not first_answers:
         return None
 
@@ -317,6 +326,7 @@ def compare_with_reference(answers: Sequence[ScoredAnswer]) -> ReferenceComparis
     reference_agreements = np.array(
         [answer.reference_agreement for answer in first_answers.values()], np.float64
     )
+
     worse = int((agreements < reference_agreements).sum())
     better = int((agreements > reference_agreements).sum())
     p_value = sign_test_p_value(worse, better)

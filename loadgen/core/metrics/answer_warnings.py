@@ -38,19 +38,18 @@ def add_answer_scores(
         scored_answers: The outcomes of all checks.
     """
     measured_stages = [index for index, stage in enumerate(manifest.stages) if stage.measured]
-    answers = summarize_answers(measure_answers(scored_answers, rows, measured_stages))
+    measured_answers = measure_answers(scored_answers, rows, measured_stages)
+    answers = summarize_answers(measured_answers)
 
     verdict = summary.verdict
     for code, values in _find_warnings(answers):
         verdict = add_warning(verdict, code, values)
+
     return msgspec.structs.replace(summary, answers=answers, verdict=verdict)
 
 
 def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the codes and values of warnings about worse responses under load, or from a reference.
-
-    The probability of either warning is at most 1 % if there is nothing to warn of.
-    """
+    """Yield warnings about responses that are worse under load, or that differ from a reference."""
     dependence = answers.load_dependence
     if dependence is not None and dependence.is_worse:
         values = {
