@@ -56,21 +56,23 @@ class NumberedKeys(NamedTuple):
 def number_keys(keys: NDArray[Any]) -> NumberedKeys:
     """Return the different keys, and for each request the index of its key among them.
 
-    For the keys 9, 7, 9 the different keys are 7 and 9, and the indices are 1, 0, 1. They are
-    looked up in a table, which is faster than a sort for millions of requests. Keys that are so far
-    apart that the table would be large are sorted.
+    For the keys 9, 7, 9 the different keys are 7 and 9, and the indices are 1, 0, 1.
     """
-    if not len(keys) or int(keys.max()) - int(keys.min()) > MAX_KEY_RANGE:
-        different_keys, key_index = np.unique(keys, return_inverse=True)
-        return NumberedKeys(different_keys, key_index)
-    return _number_keys_by_table(keys)
+    if len(keys):
+        key_range = int(keys.max()) - int(keys.min())
+        if key_range <= MAX_KEY_RANGE:
+            return _number_keys_by_table(keys)
+
+    # A table would be too large, so the keys are sorted, which takes longer.
+    different_keys, key_index = np.unique(keys, return_inverse=True)
+    return NumberedKeys(different_keys, key_index)
 
 
 def _number_keys_by_table(keys: NDArray[Any]) -> NumberedKeys:
-    """Return the result of `number_keys`, by a table with an entry for each possible key.
+    """Return the different keys, and the index of each request's key, without sorting.
 
-    For the keys 9, 7, 9 the table is about the keys 7, 8 and 9, at the offsets 0, 1 and 2. Only the
-    offsets 0 and 2 occur. So the table has the index 0 at offset 0, and the index 1 at offset 2.
+    The keys 9, 7, 9 have the offsets 2, 0, 2 from the smallest key. In a table by offset, the key 7
+    has the index 0 at offset 0, and the key 9 has the index 1 at offset 2.
     """
     smallest_key = int(keys.min())
     offset_of_request = keys - smallest_key
@@ -101,6 +103,7 @@ def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         groups = _find_groups(key_index, len(different_keys))
     else:
         groups = _sort_into_groups(key_index)
+
     yield from zip(different_keys.tolist(), groups, strict=True)
 
 

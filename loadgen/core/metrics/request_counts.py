@@ -84,16 +84,15 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     def dropped_share(self) -> float:
         """The share of the requests that were dropped, which means not sent.
 
-        There are two reasons to drop a request: too many requests are in flight, which is due to
-        the client, or it is a turn of a conversation whose previous turn failed. The share includes
-        both. But it is 0 if all dropped requests have the second reason, because failures of the
-        server alone do not show that the client could not send the load.
+        A request is dropped if too many requests are in flight, or if the previous request of its
+        conversation failed. The share is 0 if all dropped requests have the second reason.
         """
         not_cancelled = self.scheduled - self.cancelled
         dropped_after_failed_turn = self._count_of_error("previous_turn_failed")
         has_dropped_by_client = self.dropped > dropped_after_failed_turn
         if not_cancelled == 0 or not has_dropped_by_client:
             return 0.0
+
         return self.dropped / not_cancelled
 
     def _count_of_error(self, kind: str) -> int:
@@ -169,24 +168,23 @@ def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
     for columns in accumulator.columns:
         was_sent = columns.is_known("sent_ns")
         numbers_of_stages.append(columns["request"][was_sent])
+
     sent_numbers = np.concatenate(numbers_of_stages)
     return len(sent_numbers) - _count_distinct(sent_numbers)
 
 
 def _count_distinct(numbers: NDArray[np.int64]) -> int:
-    """Return how many different numbers there are: 2 for 7, 9 and 7.
-
-    Numbers that lie close together are marked in a table with an entry for each possible number,
-    which is faster than the sort of `numpy.unique`. Numbers whose table would be large are sorted.
-    """
+    """Return how many different numbers there are: 2 for 7, 9 and 7."""
     if not len(numbers):
         return 0
 
     lowest = int(numbers.min())
     number_range = int(numbers.max()) - lowest
-    if number_range >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS:
+    are_far_apart = number_range >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS
+    if are_far_apart:
         return len(np.unique(numbers))
 
+    # A table with an entry for each possible number is faster than a sort.
     is_present = np.zeros(number_range + 1, bool)
     is_present[numbers - lowest] = True
     return int(np.count_nonzero(is_present))
