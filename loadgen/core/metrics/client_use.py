@@ -47,11 +47,9 @@ def summarize_client_use(
 ) -> ClientUse:
     """Return the CPU time and the memory that the load generator itself used.
 
-    Values that follow from samples are None without any.
-
     Args:
         accumulator: The measured requests.
-        samples: The samples that each worker took of itself.
+        samples: The CPU time and memory of each worker over time.
         window: The measurement window.
         workers: The number of workers.
     """
@@ -59,6 +57,7 @@ def summarize_client_use(
     most_delayed = find_worst_second(samples, window, "waited_share")
     first_tokens = accumulator.sum("with_first_token")
     kernel_timestamps = accumulator.sum("kernel_timestamps")
+    kernel_stamp_share = kernel_timestamps / first_tokens if first_tokens else None
 
     return ClientUse(
         cpu_s=_total_cpu_s(samples),
@@ -66,19 +65,18 @@ def summarize_client_use(
         workers=workers,
         cpu_share_max=None if busiest is None else busiest.cpu_share,
         waited_share_max=None if most_delayed is None else most_delayed.waited_share,
-        kernel_stamp_share=kernel_timestamps / first_tokens if first_tokens else None,
+        kernel_stamp_share=kernel_stamp_share,
     )
 
 
 def _total_cpu_s(samples: Sequence[WorkerSample]) -> float | None:
-    """Return the CPU time of all workers, None without samples.
-
-    A sample has the CPU time of its worker up to then, so the largest one counts.
-    """
+    """Return the CPU time of all workers, None without samples."""
+    # The CPU time of a worker only grows, so its largest value is the total.
     cpu_s_of_worker: dict[int, float] = {}
     for sample in samples:
         previous_cpu_s = cpu_s_of_worker.get(sample.worker, 0.0)
         cpu_s_of_worker[sample.worker] = max(previous_cpu_s, sample.cpu_s)
+
     return sum(cpu_s_of_worker.values()) if samples else None
 
 
@@ -88,22 +86,20 @@ def _total_peak_rss_bytes(samples: Sequence[WorkerSample]) -> int | None:
     for sample in samples:
         previous_peak = peak_of_worker.get(sample.worker, 0)
         peak_of_worker[sample.worker] = max(previous_peak, sample.peak_rss_bytes)
+
     return sum(peak_of_worker.values()) if samples else None
 
 
 def find_worst_second(
     samples: Sequence[WorkerSample], window: Window, share: ShareField
 ) -> WorkerSample | None:
-    """Return the second of the measurement window in which a worker had the largest share.
+    """Return the sample of a worker with the largest share of a second, None without samples.
 
     Args:
-        samples: The samples that each worker took of itself.
-        window: The measurement window.
-        share: Which share of the second: that in which the worker used its core, waited for a core,
-            or wrote records.
-
-    Returns:
-        The sample of that second, None if there is no sample over a full second.
+        samples: The samples of each worker, about one per second.
+        window: The measurement window, in which the second has to lie.
+        share: The share of the second in which the worker used a core, waited for a core, or wrote
+            records.
     """
     full_seconds = select_full_seconds(samples, window)
     return max(full_seconds, key=lambda sample: getattr(sample, share) or 0.0, default=None)

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 def summarize_energy(samples: Sequence[MetricSample], summary: Summary) -> EnergyUse | None:
     """Return the energy that the accelerators used in the steady state, per token and per request.
 
-    Returns None if no metrics page of the hardware was read.
-
     Args:
-        samples: The samples of the metrics pages.
+        samples: The metrics that the servers published, over time.
         summary: The summary of the run.
     """
     steady = summary.window.steady
@@ -55,15 +53,13 @@ def _joules_per(watts: float | None, rate_per_s: float | None) -> float | None:
 
 
 def _declared_watts(summary: Summary) -> float | None:
-    """Return the power limit of all accelerators that the user declared with `--system`.
-
-    Returns None unless both the limit of one accelerator and their number are known.
-    """
+    """Return the declared power limit of all accelerators together, None if it is not known."""
     metadata = summary.run.metadata
     limit_w = metadata.get(f"{SYSTEM}accelerator.power_limit_w", "")
     accelerators = summary.target.gpus or _declared_gpus(metadata)
     if not limit_w.isdigit() or not accelerators:
         return None
+
     return float(limit_w) * accelerators
 
 

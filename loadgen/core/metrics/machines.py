@@ -95,21 +95,22 @@ def summarize_machines(
 def _allowed_lag_ns(manifest: RunManifest, reference_latency_ms: float | None) -> float | None:
     """Return how long after its due time a request may be sent without being late.
 
-    It is a share of the reference latency, the limit `send_lag_share`. None if that latency is not
-    known.
+    It is a share of a typical latency, and None if the latency is not known.
     """
     if reference_latency_ms is None:
         return None
+
     reference_latency_ns = reference_latency_ms * 1e6
     return manifest.limits.send_lag_share * reference_latency_ns
 
 
 def _group_workers(workers: Sequence[PlacedWorker]) -> dict[str, list[PlacedWorker]]:
-    """Return the workers of each machine, by its name with its address, which is unique."""
+    """Return the workers of each machine, by its name and address."""
     workers_by_machine: dict[str, list[PlacedWorker]] = {}
     for worker in workers:
         machine_name = f"{worker.node} ({worker.address})"
         workers_by_machine.setdefault(machine_name, []).append(worker)
+
     return workers_by_machine
 
 
@@ -137,8 +138,8 @@ class _MachineRequests:
 
         Args:
             measured_stages: The records of each measured stage.
-            allowed_lag_ns: A request that was sent longer after its due time is late. None if the
-                limit is not known.
+            allowed_lag_ns: How long after its due time a request may be sent without being late.
+                None if not known.
         """
         columns = JoinedColumns(measured_stages, only_ok=False, keeps_columns=False)
         self._worker = columns["worker"]
@@ -147,7 +148,7 @@ class _MachineRequests:
         self._allowed_lag_ns = allowed_lag_ns
 
     def of_workers(self, worker_numbers: list[int]) -> _RequestsOfMachine:
-        """Return the requests of some workers, which are those of one machine."""
+        """Return the requests of the workers of one machine."""
         is_selected = np.isin(self._worker, worker_numbers)
         send_lag_ns = drop_undefined(self._send_lag_ns[is_selected])
 
@@ -173,7 +174,7 @@ def _summarize_machine(
 
     Args:
         name: The name of the machine.
-        workers: Its workers.
+        workers: The workers of the machine.
         all_requests: The requests of all machines.
         full_seconds: The samples of all workers over full seconds of the measurement window.
     """

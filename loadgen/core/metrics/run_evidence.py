@@ -120,16 +120,15 @@ class RunEvidence:
 
     @property
     def has_wrong_prompt_lengths(self) -> bool:
-        """Whether the server counts much longer or shorter prompts than were requested.
-
-        Only prompts that the client generated have a requested length in tokens. The server also
-        counts the tokens of the chat template. If the number of these is not known, they may be the
-        whole difference, so the lengths are not called wrong.
-        """
+        """Whether the server counts much longer or shorter prompts than were requested."""
+        # The server also counts the tokens of its chat template, which may not be known.
         difference_share = self.inputs.prompt_count_difference
         if difference_share is None or self.manifest.template_tokens is None:
             return False
+
+        # Only prompts that the client generates have a requested length in tokens.
         have_requested_length = self.manifest.prompt_lengths_requested
         consist_of_random_words = self.manifest.random_words
         are_prompts_generated = have_requested_length or consist_of_random_words
-        return are_prompts_generated and abs(difference_share) > limits.PROMPT_LENGTHS
+        is_difference_large = abs(difference_share) > limits.PROMPT_LENGTHS
+        return are_prompts_generated and is_difference_large

@@ -85,13 +85,12 @@ def summarize_tasks(
 ) -> Sessions | None:
     """Return the summary of sessions, which are conversations and tasks, or None without any.
 
-    A session has no outcome, and does not count, if the end of the load or of the run cut it, or if
-    one of its requests was cancelled.
+    Sessions that were cut off or cancelled have no outcome, and do not count.
 
     Args:
         accumulator: The requests, and the sessions whose last request is recorded.
-        cut: The number of sessions whose last request was never scheduled.
-        window: The measurement window and the steady state, which rates are divided by.
+        cut: The number of sessions whose last request was never due.
+        window: The measurement window and the steady state, for rates.
     """
     recorded = accumulator.sum("sessions")
     has_sessions = bool(recorded or cut.by_end_of_load or cut.cancelled)
@@ -101,6 +100,7 @@ def summarize_tasks(
     cut_by_end_of_run = accumulator.sum("sessions_cut")
     with_outcome = recorded - cut_by_end_of_run - accumulator.sum("sessions_cancelled")
     ok_sessions = accumulator.sum("sessions_ok")
+
     return Sessions(
         # The sessions by outcome, and the rate of ok ones.
         count=with_outcome,
@@ -138,18 +138,14 @@ def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:
 def _measure_task_goodput(
     accumulator: MetricAccumulator, window: Window, counted_tasks: int
 ) -> TaskGoodput | None:
-    """Return how many tasks meet the task objective of the SLO, or None if it has none.
+    """Return how many tasks are good, which means within the limits of the SLO on whole tasks.
 
-    A task is a conversation or an agentic task: several requests, one after the other. (The
-    accumulator calls it a session.) The objective limits the duration of a task and the wait for
-    each first token in it. A task within these limits is good. The objective is met if the share of
-    good tasks is large enough, such as 95 %.
+    A task is a conversation or an agentic task. Return None if the SLO has no limits on tasks.
 
     Args:
         accumulator: The requests and tasks.
         window: The measurement window and the steady state, for rates of good tasks.
-        counted_tasks: The number of all tasks with an outcome, good or not. If it is 0, there is no
-            share, and whether the objective is met is None.
+        counted_tasks: The number of all tasks with an outcome, good or not.
     """
     slo = accumulator.slo
     if slo is None or slo.task is None:
@@ -185,12 +181,9 @@ def _steady_rate_per_s(
 ) -> float | None:
     """Return how many conversations and tasks ended per second of the steady state.
 
-    Return None if the run has no steady state, the time in which the load is complete.
-
     Args:
         accumulator: The requests and tasks.
-        amount_name: Which tasks count: OK_TASK_ENDS for ok ones, or GOOD_TASK_ENDS for those that
-            meet the SLO on whole tasks.
+        amount_name: Which tasks count: OK_TASK_ENDS for ok tasks, GOOD_TASK_ENDS for good tasks.
         window: The intervals of the run, of which the steady state is used.
     """
     steady = window.steady

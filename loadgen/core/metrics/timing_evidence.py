@@ -51,22 +51,20 @@ class TimingEvidence(NamedTuple):
 
     @property
     def are_events_sent_together(self) -> bool:
-        """Whether the server or a proxy sends several events at once, so the client is not late.
-
-        That is so if the client read most events together with others, and soon after they arrived.
-        """
+        """Whether the server or a proxy sends several events at once, so the client is not late."""
         if self.uncertain_event_share is None:
             return False
-        return self.is_read_promptly and self.uncertain_event_share > MIN_HELD_BACK_SHARE
+
+        are_most_read_together = self.uncertain_event_share > MIN_HELD_BACK_SHARE
+        return self.is_read_promptly and are_most_read_together
 
 
 def explain_lateness(
     samples: Sequence[WorkerSample], window: Window, *, is_local: bool
 ) -> dict[str, str | float | None]:
-    """Return why the client was late, and the numbers that show it, as values of a `ReasonCode`.
+    """Return why the client was late ("remedy"), and the numbers that show it.
 
-    The value "remedy" names the cause. Reports choose the sentence about the remedy by it. If
-    several causes apply, the first one in this order is returned:
+    If several causes apply, the first one in this order is returned:
 
     - "disk": a worker spent more of a second writing records than waiting for a core.
     - "shared_host": client and server share a host, so that the server keeps the client waiting.
@@ -75,8 +73,8 @@ def explain_lateness(
     - "lower_load": the workers were busy with the load itself.
 
     Args:
-        samples: The samples that each worker takes of its use of a core, one per second.
-        window: The measurement window, in which the worst seconds of the workers are looked for.
+        samples: The use of a core by each worker, one sample per second.
+        window: The measurement window.
         is_local: Whether client and server share a host.
     """
     longest_wait = find_worst_second(samples, window, "waited_share")
@@ -111,8 +109,7 @@ def explain_lateness(
 def explain_uncertain_times(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it, as a sentence.
 
-    A timestamp is uncertain if the client read the event together with a later one. Either the
-    server or a proxy sent several events at once, or the client was late.
+    Either the server or a proxy sent several events at once, or the client was late.
     """
     values: dict[str, str | float | None] = {"unsure_share": evidence.uncertain_event_share}
     if evidence.are_events_sent_together:
@@ -127,10 +124,7 @@ def explain_uncertain_times(evidence: TimingEvidence) -> str:
 def are_events_read_promptly(receive_delays: Distribution, event_errors: Distribution) -> bool:
     """Return True if the client did not cause the uncertainty of the timestamps of events.
 
-    If the client reads several events at once, it only knows that the last of them has just
-    arrived. The others may have waited in the kernel because the client was late, or may have come
-    together with the last one. If reading was late by less than MAX_READ_LAG_SHARE of the
-    uncertainty, lateness of the client does not explain it, and they came together.
+    That is so if the client read packets much faster than timestamps are uncertain.
 
     Args:
         receive_delays: The time from the arrival of a packet at the kernel until the client read

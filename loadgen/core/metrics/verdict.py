@@ -51,13 +51,13 @@ def make_verdict(
     warnings: Iterable[ReasonCode] = (),
     caveats: Iterable[ReasonCode] = (),
 ) -> Verdict:
-    """Return the verdict on a run, with the codes and the sentence of each of them.
+    """Return the verdict on a run, with the sentence of each code.
 
     Args:
         limits: The limits that the run was judged by.
-        reasons: Why the run is not valid. It is valid if there are none.
-        warnings: What else to know about the run.
-        caveats: What to show beside the verdict VALID.
+        reasons: Why the run is not valid. Empty for a valid run.
+        warnings: Hints for readers of the results.
+        caveats: Why the metrics of a valid run are incomplete, or are not about the requested load.
     """
     reason_codes = tuple(reasons)
     warning_codes = tuple(warnings)
@@ -78,14 +78,13 @@ def make_verdict(
 def delivered_output_share(verdict: Verdict) -> float:
     """Return the share of the requested output tokens that the responses of a run have.
 
-    Runs with different shares did different work, even if their workload is the same. The share is
-    in the caveat "shortened". A run without that caveat delivered nearly all tokens, which counts
-    as 1.
+    A run without a caveat about short responses delivered nearly all tokens, which counts as 1.
     """
     for caveat in verdict.caveat_codes:
         share = caveat.values.get("share")
         if caveat.code == "shortened" and share is not None:
             return float(share)
+
     return 1.0
 
 
@@ -104,8 +103,6 @@ def remove_warning(verdict: Verdict, code: str) -> Verdict:
     removed_texts = {
         format_reason(warning) for warning in verdict.warning_codes if warning.code == code
     }
-    return msgspec.structs.replace(
-        verdict,
-        warnings=tuple(text for text in verdict.warnings if text not in removed_texts),
-        warning_codes=tuple(warning for warning in verdict.warning_codes if warning.code != code),
-    )
+    texts = [text for text in verdict.warnings if text not in removed_texts]
+    codes = [warning for warning in verdict.warning_codes if warning.code != code]
+    return msgspec.structs.replace(verdict, warnings=tuple(texts), warning_codes=tuple(codes))
