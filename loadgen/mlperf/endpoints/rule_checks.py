@@ -75,18 +75,20 @@ UNCHECKED_RULES = (
 
 
 def check_curve(result: CurveResult) -> CurveCheck:
-    """Return the check of every rule, with the value found, in the order of the sections."""
-    checks = [
+    """Check every rule of MLPerf Endpoints on a curve, and sort the checks by section."""
+    checks_of_files = [
         *_check_client_and_model(result),
         *_check_metrics(result),
         *_check_structure(result),
         *_check_offline(result),
         *_check_runs(result),
-        *(
-            RuleCheck(section=section, rule=rule, outcome="not checkable", value=reason)
-            for section, rule, reason in UNCHECKED_RULES
-        ),
     ]
+    not_checkable = [
+        RuleCheck(section=section, rule=rule, outcome="not checkable", value=reason)
+        for section, rule, reason in UNCHECKED_RULES
+    ]
+    checks = [*checks_of_files, *not_checkable]
+
     return CurveCheck(
         benchmark=result.curve.benchmark,
         target=result.curve.target,
@@ -96,7 +98,7 @@ def check_curve(result: CurveResult) -> CurveCheck:
 
 
 def _section_order(check: RuleCheck) -> tuple[bool, list[int]]:
-    """Return a key that orders checks by section: 2.9.4 before 2.10, and SR after the others."""
+    """Return a sort key: sections by number (2.9.4 before 2.10), and "SR" sections at the end."""
     is_submission_rule = check.section.startswith("SR")
     numbers = check.section.removeprefix("SR ").split(".")
     return is_submission_rule, [int(number) for number in numbers]
@@ -119,26 +121,30 @@ def _check_points(
     *,
     otherwise: Outcome = "missed",
 ) -> RuleCheck:
-    """Return the check of a rule that each point has to meet.
+    """Check a rule that each measurement point has to meet.
 
     Args:
         section: The section of the rules.
-        rule: The rule.
-        points: The points that it applies to.
-        is_met: Returns whether a point meets it.
-        describe: Returns the value of a point that does not meet it.
-        otherwise: The outcome if a point does not meet it.
+        rule: What the rule requires, in a few words.
+        points: The measurement points that the rule applies to.
+        is_met: Returns whether a point meets the rule.
+        describe: Returns the value of a point that does not meet the rule.
+        otherwise: The outcome if a point does not meet the rule.
     """
     if not points:
         return RuleCheck(
             section=section, rule=rule, outcome="not checkable", value="no point was measured"
         )
+
     offenders = [point for point in points if not is_met(point)]
-    value = f"all {len(points)} points"
-    if offenders:
-        value = "; ".join(f"{point.point.name}: {describe(point)}" for point in offenders)
+    if not offenders:
+        return RuleCheck(
+            section=section, rule=rule, outcome="met", value=f"all {len(points)} points"
+        )
+
+    values_of_offenders = [f"{point.point.name}: {describe(point)}" for point in offenders]
     return RuleCheck(
-        section=section, rule=rule, outcome=_outcome(not offenders, otherwise), value=value
+        section=section, rule=rule, outcome=otherwise, value="; ".join(values_of_offenders)
     )
 
 
@@ -176,26 +182,37 @@ def _check_client_and_model(result: CurveResult) -> Iterator[RuleCheck]:
 
 
 def _check_salts(points: Sequence[PointResult]) -> RuleCheck:
-    """Return the check that every point has a salt that no other point has."""
+    """Check that each measurement point has a salt, and that all salts differ.
+
+    A salt is a random text in front of each prompt, so that no prompt is in the server's cache.
+    """
     salts = [point.load.salt for point in points]
-    is_met = all(salts) and len(set(salts)) == len(salts)
+    different_salts = set(salts)
+    has_salts_everywhere = all(salts)
+    is_met = has_salts_everywhere and len(different_salts) == len(salts)
+
     return RuleCheck(
         section="2.9.5.1",
         rule="no two queries share a prefix but the system prompt (salt)",
         outcome=_outcome(is_met) if points else "not checkable",
-        value=f"{len(set(salts))} different salts at {len(salts)} points",
+        value=f"{len(different_salts)} different salts at {len(salts)} points",
     )
 
 
 def _check_model(result: CurveResult) -> RuleCheck:
-    """Return the check that the server names the model of the benchmark, at every point."""
+    """Check that the server names the model of the benchmark at every measurement point.
+
+    Names are compared by letters and digits only: "meta/Llama-3.1-8B" contains "llama3.1-8b".
+    """
     models = sorted({point.load.model for point in result.points})
-    wanted = _letters_and_digits(result.curve.benchmark)
-    is_same = [wanted in _letters_and_digits(model) for model in models]
+    expected_name = _letters_and_digits(result.curve.benchmark)
+    has_other_model = any(expected_name not in _letters_and_digits(model) for model in models)
+    is_met = bool(models) and not has_other_model
+
     return RuleCheck(
         section="3.2",
         rule=f"the model is {result.curve.model}",
-        outcome=_outcome(bool(models) and all(is_same), "flagged"),
+        outcome=_outcome(is_met, "flagged"),
         value=f"the server names {', '.join(models) or 'none'}",
     )
 
@@ -209,7 +226,10 @@ def _letters_and_digits(text: str) -> str:
 
 def _check_metrics(result: CurveResult) -> Iterator[RuleCheck]:
     """Yield the checks of section 4: metrics, accuracy runs, steady windows and power."""
+    # The points with a fixed concurrency. An Offline run, which sends all queries at once, has no
+    # latency and no window.
     fixed = result.fixed_results
+
     yield _check_points(
         "4.1",
         "TPOT p90 is positive, for tokens/s per user",
@@ -227,6 +247,7 @@ def _check_metrics(result: CurveResult) -> Iterator[RuleCheck]:
         otherwise="flagged",
     )
     yield from _list_accuracy_rules(result)
+
     yield _check_points(
         "4.4",
         "the steady window is the result, over at least 4 passes",
@@ -247,12 +268,15 @@ def _check_metrics(result: CurveResult) -> Iterator[RuleCheck]:
 
 
 def _list_accuracy_rules(result: CurveResult) -> Iterator[RuleCheck]:
-    """Yield the rules of section 4.3 with what they require of this curve.
+    """Yield the rules for accuracy runs (section 4.3), with what they require of this curve.
 
-    None of them is checkable: the reference client runs and scores the accuracy data sets.
+    None of these rules can be checked here, because only the reference client runs and scores the
+    accuracy data sets.
     """
     curve = result.curve.curve
     benchmark = rules.find_benchmark(result.curve.benchmark)
+
+    # Each rule with the value for this curve.
     requirements = (
         (
             "exactly one accuracy run in each region and for Offline, none at other points",
@@ -276,25 +300,32 @@ def _list_accuracy_rules(result: CurveResult) -> Iterator[RuleCheck]:
 
 
 def _describe_state(point: PointResult) -> str:
-    """Return the status of a point without an official window, and why."""
+    """Describe a measurement point whose result is not that of a steady window, with the reason."""
     state = point.steady_state
     if state is None:
         return "no query was sent"
+
     reason = f", {state.reason}" if state.reason else ""
     return f"{state.status}{reason}; the result is that of the complete run"
 
 
 def _check_power(result: CurveResult) -> RuleCheck:
-    """Return the check of the throughput per provisioned kW."""
+    """Check that the curve has a throughput per kW of provisioned power."""
     power_kw = result.curve.provisioned_power_kw
     rule = "tokens/s per provisioned kW"
     if power_kw is None:
         return RuleCheck(
             section="4.5.3", rule=rule, outcome="not checkable", value="no power: use --power-kw"
         )
-    best = max((result.tps_per_kw(point) or 0.0 for point in result.points), default=0.0)
-    value = f"up to {best:,.1f} at {power_kw:,.2f} kW; the power needs a public source"
-    return RuleCheck(section="4.5.3", rule=rule, outcome=_outcome(best > 0), value=value)
+
+    throughputs_per_kw = [result.tps_per_kw(point) or 0.0 for point in result.points]
+    highest = max(throughputs_per_kw, default=0.0)
+    return RuleCheck(
+        section="4.5.3",
+        rule=rule,
+        outcome=_outcome(highest > 0),
+        value=f"up to {highest:,.1f} at {power_kw:,.2f} kW; the power needs a public source",
+    )
 
 
 # -- structure of the curve ------------------------------------------------------------------------
@@ -303,8 +334,11 @@ def _check_power(result: CurveResult) -> RuleCheck:
 def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
     """Yield the checks of section 5 on the measured points: their number and their regions."""
     curve = result.curve.curve
-    least = required_points("dedicated" if curve.points[-1].is_offline_run else "elected")
     count = len(result.points)
+
+    # The number of points. A curve without an Offline run needs one point less.
+    has_offline_run = curve.points[-1].is_offline_run
+    least = required_points("dedicated" if has_offline_run else "elected")
     yield RuleCheck(
         section="5.3",
         rule=f"at least {least} points",
@@ -317,6 +351,8 @@ def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
         outcome=_outcome(count <= rules.MAX_POINTS),
         value=str(count),
     )
+
+    # A point in each region, which is a range of concurrencies.
     for region in curve.regions.regions:
         inside = [point for point in result.fixed_results if point.point.region == region.name]
         yield RuleCheck(
@@ -326,6 +362,7 @@ def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
             value=_names(inside) or "none",
         )
 
+    # The highest concurrency of the curve, C_max, and of its points.
     yield RuleCheck(
         section="5.4",
         rule="C_max is above 32, and above 33 without an approval",
@@ -343,7 +380,11 @@ def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
 
 
 def _check_offline(result: CurveResult) -> Iterator[RuleCheck]:
-    """Yield the checks of section 5.7: the Offline point, and its order with the point at C_max."""
+    """Yield the checks of section 5.7 on the Offline point.
+
+    The Offline point is a run that sends all queries at once. Instead, a curve may elect its point
+    at the highest concurrency, C_max, which needs no further checks.
+    """
     offline = result.offline_result
     if offline is None:
         yield RuleCheck(
@@ -357,6 +398,7 @@ def _check_offline(result: CurveResult) -> Iterator[RuleCheck]:
         outcome="met",
         value=f"{offline.point.name}, {offline.point.offline}",
     )
+
     if not offline.point.is_offline_run:
         return
 
@@ -371,15 +413,24 @@ def _check_offline(result: CurveResult) -> Iterator[RuleCheck]:
 
 
 def _check_offline_throughput(result: CurveResult, offline: PointResult) -> RuleCheck:
-    """Return the check that the Offline run is at least about as fast as the point at C_max."""
+    """Check that the Offline run has at least 98 % of the throughput of the point at C_max.
+
+    C_max is the highest concurrency of the curve. An Offline run sends all queries at once.
+    """
     c_max = result.curve.curve.c_max
     rule = f"Offline reaches {rules.MIN_OFFLINE_THROUGHPUT:.0%} of the tokens/s at C_max"
-    at_c_max = [point for point in result.fixed_results if point.point.concurrency == c_max]
-    if not at_c_max or at_c_max[0].metrics.system_tps <= 0:
+
+    throughputs_at_c_max = [
+        point.metrics.system_tps
+        for point in result.fixed_results
+        if point.point.concurrency == c_max
+    ]
+    if not throughputs_at_c_max or throughputs_at_c_max[0] <= 0:
         return RuleCheck(
             section="5.7.2", rule=rule, outcome="not checkable", value=f"no point at {c_max:,}"
         )
-    ratio = offline.metrics.system_tps / at_c_max[0].metrics.system_tps
+
+    ratio = offline.metrics.system_tps / throughputs_at_c_max[0]
     return RuleCheck(
         section="5.7.2",
         rule=rule,
@@ -482,7 +533,10 @@ def _check_runs(result: CurveResult) -> Iterator[RuleCheck]:
 
 
 def _judged_duration_s(point: PointResult) -> float:
-    """Return the duration that section 6.2 limits: of the window, or of an Offline run."""
+    """Return the duration to which the minimum of section 6.2 applies.
+
+    This is the duration of the steady window, 0 without one, or of the whole run for Offline.
+    """
     if point.point.is_offline_run:
         return point.total.duration_s
     return 0.0 if point.window is None else point.window.duration_s

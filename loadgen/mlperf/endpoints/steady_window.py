@@ -232,16 +232,19 @@ class _PlateauChoice(NamedTuple):
 
 
 def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> SteadyState:
-    """Return the steady-state window of a run and its verdict.
+    """Find the steady-state window of a run: the part in which its latency is stable.
+
+    A super-pass is a block of consecutive queries, as many as the data set has. A plateau is a
+    range of super-passes in which the time per output token (TPOT) has little scatter and no trend.
+    The window is the first plateau that lasts long enough.
 
     Args:
-        log: The queries of the run in the order of issue, without those of the warm-up.
-        super_pass_size: The queries per super-pass: the size of the data set, unless the benchmark
-            defines another one.
+        log: The queries of the run in the order of issue, without the queries of the warm-up.
+        super_pass_size: The number of queries per super-pass.
         concurrency: The number of queries in flight, which decides how long the window has to last.
 
     Raises:
-        ValueError: If the size is not positive or the queries are not in the order of issue.
+        ValueError: The size is not positive, or the queries are not in the order of issue.
     """
     passes = group_by_super_pass(log, super_pass_size)
     series = _metric_series(passes)
@@ -250,52 +253,73 @@ def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> 
     if not plateaus:
         return _report_no_plateau(passes, series, ramp_up, concurrency)
 
+    # The window is the first plateau that is long enough, or else the longest one.
     needs = [_duration_need(passes, series, plateau) for plateau in plateaus]
     choice = _choose_plateau(plateaus, needs)
     window = plateaus[choice.plateau_index]
-    trends = _directions_from(series, window.first_super_pass)
-    level_shift = _find_level_shift(passes, ramp_up, window, plateaus[choice.plateau_index + 1 :])
+    need = needs[choice.plateau_index]
+    later_plateaus = plateaus[choice.plateau_index + 1 :]
 
-    limit_s = minimum_window_s(concurrency)
-    is_official = choice.is_long_enough and window.duration_s >= limit_s
+    # Whether the run stays steady after the start of the window.
+    trends = _directions_from(series, window.first_super_pass)
+    level_shift = _find_level_shift(passes, ramp_up, window, later_plateaus)
+    shape = _judge_shape(level_shift, trends)
+
+    minimum_duration_s = minimum_window_s(concurrency)
+    is_official = choice.is_long_enough and window.duration_s >= minimum_duration_s
     return SteadyState(
-        verdict=_judge_shape(level_shift, trends) if choice.is_long_enough else "not found",
+        # The result.
+        verdict=shape if choice.is_long_enough else "not found",
         status="windowable" if is_official else "insufficient_duration",
-        reason="" if choice.is_long_enough else _explain_short(window, needs[choice.plateau_index]),
+        reason="" if choice.is_long_enough else _explain_short(window, need),
+        # The window, and how long it has to last.
         window=window,
         states=_states_between(series, window.first_super_pass, window.end_super_pass),
-        trends=trends,
+        variations=_variations_in_window(series, window),
+        duration_need=need,
+        minimum_duration_s=minimum_duration_s,
+        # The run around the window.
         super_pass_size=super_pass_size,
         super_passes=passes.count,
         ramp_up_super_passes=ramp_up,
         plateaus=tuple(plateaus),
         skipped_plateaus=choice.plateau_index,
-        minimum_duration_s=limit_s,
-        duration_need=needs[choice.plateau_index],
+        trends=trends,
         level_shift=level_shift,
-        variations=_variations_in_window(series, window),
     )
 
 
 def _report_no_plateau(
     passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int, concurrency: int
 ) -> SteadyState:
-    """Return the result of a run without any plateau: a verdict of `not found` and no window."""
+    """Return the result of a run that has no steady range of super-passes, and so no window.
+
+    Args:
+        passes: The samples of the run in super-passes: blocks of queries as long as the data set.
+        series: Each metric by super-pass.
+        ramp_up: The number of super-passes at the start that were dropped.
+        concurrency: The number of queries in flight.
+    """
     states = _states_between(series, ramp_up, passes.count)
-    is_partial = passes.queries < passes.size
+    super_passes_after_ramp_up = passes.count - ramp_up
+    has_part_of_dataset = passes.queries < passes.size
+
     return SteadyState(
+        # The result.
         verdict="not found",
-        status="partial_dataset" if is_partial else "insufficient_passes",
-        reason=_explain_no_plateau(passes.count - ramp_up, states),
-        window=None,
+        status="partial_dataset" if has_part_of_dataset else "insufficient_passes",
+        reason=_explain_no_plateau(super_passes_after_ramp_up, states),
+        # The run.
         states=states,
         trends=_directions_from(series, ramp_up),
         super_pass_size=passes.size,
         super_passes=passes.count,
         ramp_up_super_passes=ramp_up,
+        minimum_duration_s=minimum_window_s(concurrency),
+        # Nothing about a window.
+        window=None,
         plateaus=(),
         skipped_plateaus=0,
-        minimum_duration_s=minimum_window_s(concurrency),
         duration_need=None,
         level_shift=None,
         variations={},
@@ -318,18 +342,26 @@ def _metric_series(passes: SuperPasses) -> dict[str, NDArray[np.float64]]:
 def _count_ramp_up(tpot_p50: NDArray[np.float64]) -> int:
     """Return how many super-passes at the start belong to the ramp-up.
 
-    The steady level is the median of the second half of the run. TPOT rises to it while the batches
-    of the server fill, so the ramp-up ends at the first super-pass within RAMP_UP_BAND of it.
-    Super-passes without samples of TPOT are not counted, like in the reference detector.
+    The time per output token (TPOT) rises while the batches of the server fill. The ramp-up ends at
+    the first super-pass whose TPOT is within 5 % of the steady level, which is the median of the
+    second half of the run. Super-passes without samples do not count, as in the reference detector.
+
+    Args:
+        tpot_p50: The median TPOT of each super-pass, NaN without samples.
     """
     known = tpot_p50[~np.isnan(tpot_p50)]
     if len(known) < MIN_SUPER_PASSES:
         return MIN_RAMP_UP_SUPER_PASSES
 
-    steady_level = float(np.median(known[len(known) // 2 :]))
-    is_near = np.abs(known - steady_level) <= RAMP_UP_BAND * steady_level
+    second_half = known[len(known) // 2 :]
+    steady_level = float(np.median(second_half))
+    is_near_level = np.abs(known - steady_level) <= RAMP_UP_BAND * steady_level
+
     longest = max(MIN_RAMP_UP_SUPER_PASSES, int(len(known) * MAX_RAMP_UP_SHARE))
-    first_near = int(np.argmax(is_near)) if is_near.any() else longest
+    if not is_near_level.any():
+        return longest
+
+    first_near = int(np.argmax(is_near_level))
     return max(MIN_RAMP_UP_SUPER_PASSES, min(first_near, longest))
 
 
@@ -339,10 +371,10 @@ def _count_ramp_up(tpot_p50: NDArray[np.float64]) -> int:
 def _find_plateaus(
     passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int
 ) -> list[SteadyWindow]:
-    """Return the plateaus after the ramp-up, from left to right.
+    """Return the plateaus after the ramp-up, in the order of time.
 
-    A plateau starts with MIN_SUPER_PASSES steady super-passes and grows to the right until it is no
-    longer steady. The search then continues after it.
+    A plateau is a range of super-passes with steady metrics. The range begins with MIN_SUPER_PASSES
+    super-passes and grows as long as the metrics are steady. The next plateau begins after its end.
     """
     plateaus = []
     start = ramp_up
@@ -361,10 +393,18 @@ def _find_plateaus(
 def _grow_window(
     series: Mapping[str, NDArray[np.float64]], start: int, series_end: int
 ) -> int | None:
-    """Return the end of the plateau that starts at a super-pass, None if none starts there."""
+    """Return the end of the steady range that starts at a super-pass, None if there is none.
+
+    Args:
+        series: Each metric by super-pass.
+        start: The index of the first super-pass of the range.
+        series_end: The number of super-passes of the run.
+    """
     plateau_end = None
-    for end in range(start + MIN_SUPER_PASSES, series_end + 1):
-        if not all(_is_steady(series[name][start:end]) for name in GATING_METRICS):
+    shortest_end = start + MIN_SUPER_PASSES
+    for end in range(shortest_end, series_end + 1):
+        is_steady = all(_is_steady(series[name][start:end]) for name in GATING_METRICS)
+        if not is_steady:
             break
         plateau_end = end
 
@@ -372,23 +412,27 @@ def _grow_window(
 
 
 def _is_steady(values: NDArray[np.float64]) -> bool:
-    """Return whether a metric is steady over a window of at least MIN_SUPER_PASSES.
+    """Return whether a metric has little scatter and no trend over some super-passes.
 
-    A window that includes a super-pass without samples is not steady.
+    A super-pass without samples has the value NaN, and makes the metric unsteady.
     """
-    if np.isnan(values).any() or _variation(values) > MAX_VARIATION:
+    if np.isnan(values).any():
+        return False
+    if _variation(values) > MAX_VARIATION:
         return False
     return _judge_trend(values) == "Plateau"
 
 
 def _judge_trend(values: NDArray[np.float64]) -> MetricState:
-    """Return the state of a metric over at least MIN_SUPER_PASSES super-passes.
+    """Return whether the values of a metric, one per super-pass, rise, fall or stay the same.
 
-    A trend counts if it is both significant and at least MIN_TREND_CHANGE: over many super-passes,
-    even a change without any practical meaning is significant.
+    A trend counts only if it is statistically significant and changes the metric by at least 5 %.
+    Over many super-passes, a change too small to matter would also be significant.
     """
-    if abs(relative_change(values)) < MIN_TREND_CHANGE:
+    is_small_change = abs(relative_change(values)) < MIN_TREND_CHANGE
+    if is_small_change:
         return "Plateau"
+
     direction = find_monotonic_trend(values).direction
     states: dict[TrendDirection, MetricState] = {
         "none": "Plateau",
@@ -399,7 +443,7 @@ def _judge_trend(values: NDArray[np.float64]) -> MetricState:
 
 
 def _make_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
-    """Return the window of the super-passes from `start` up to before `end`."""
+    """Return the window from super-pass `start` to super-pass `end` - 1, with its queries."""
     query_indices = passes.query_range(start, end)
     return SteadyWindow(
         first_super_pass=start,
@@ -417,24 +461,42 @@ def _make_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
 def _duration_need(
     passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], plateau: SteadyWindow
 ) -> DurationNeed:
-    """Return how long a plateau has to last, from its own scatter and latencies."""
-    indices = range(plateau.first_super_pass, plateau.end_super_pass)
-    variation = _variation(series["tpot_p50"][indices.start : indices.stop])
-    needed_super_passes = max(
-        MIN_SUPER_PASSES, math.ceil((NORMAL_QUANTILE_95 * variation / PRECISION) ** 2)
-    )
-    spans_s = [passes.issue_span_s(index, index + 1) for index in indices]
+    """Return how long a plateau has to last, by three criteria of the reference detector.
+
+    The criteria are a precise mean, several times the latency of a query, and a fixed minimum (see
+    `docs/steady-state-detection.md` of mlcommons/endpoints, section 5.5).
+
+    Args:
+        passes: The samples of the run in super-passes: blocks of queries as long as the data set.
+        series: Each metric by super-pass.
+        plateau: The range of super-passes with steady metrics.
+    """
+    start = plateau.first_super_pass
+    end = plateau.end_super_pass
+
+    # With a coefficient of variation v, the mean of n super-passes is precise to z * v / sqrt(n).
+    variation = _variation(series["tpot_p50"][start:end])
+    precise_super_passes = math.ceil((NORMAL_QUANTILE_95 * variation / PRECISION) ** 2)
+    needed_super_passes = max(MIN_SUPER_PASSES, precise_super_passes)
+
+    # The median time of a super-pass.
+    spans_s = [passes.issue_span_s(index, index + 1) for index in range(start, end)]
     positive_spans_s = [span_s for span_s in spans_s if span_s > 0]
     super_pass_s = float(np.median(positive_spans_s)) if positive_spans_s else 0.0
-    latencies_ns = pool_samples(passes.latency_ns[indices.start : indices.stop])
+
+    # A plateau always has MIN_SUPER_PASSES, so a need of no more than these adds no time.
+    has_enough_super_passes = needed_super_passes == MIN_SUPER_PASSES
+    precision_s = 0.0 if has_enough_super_passes else needed_super_passes * super_pass_s
+
+    latencies_ns = pool_samples(passes.latency_ns[start:end])
     latency_p90_s = lower_percentile(latencies_ns, 0.9) / NS_PER_S
 
-    # A plateau always has MIN_SUPER_PASSES, so this criterion then asks for nothing more.
-    is_precise = needed_super_passes == MIN_SUPER_PASSES
     return DurationNeed(
-        precision_s=0.0 if is_precise else needed_super_passes * super_pass_s,
+        # The three criteria.
+        precision_s=precision_s,
         relaxation_s=RELAXATION_LATENCIES * latency_p90_s,
         floor_s=DETECTABLE_DURATION_S,
+        # The quantities from which they follow.
         needed_super_passes=needed_super_passes,
         variation=variation,
         super_pass_s=super_pass_s,
@@ -445,13 +507,19 @@ def _duration_need(
 def _choose_plateau(
     plateaus: Sequence[SteadyWindow], needs: Sequence[DurationNeed]
 ) -> _PlateauChoice:
-    """Choose the first plateau that lasts long enough, or else the longest one."""
+    """Choose the first steady range of a run that lasts long enough, or else the longest one.
+
+    Args:
+        plateaus: The steady ranges, in the order of time.
+        needs: How long each of them has to last.
+    """
     for index, (plateau, need) in enumerate(zip(plateaus, needs, strict=True)):
         if plateau.duration_s >= need.needed_s:
             return _PlateauChoice(index, is_long_enough=True)
 
     durations_s = [plateau.duration_s for plateau in plateaus]
-    return _PlateauChoice(durations_s.index(max(durations_s)), is_long_enough=False)
+    longest_index = durations_s.index(max(durations_s))
+    return _PlateauChoice(longest_index, is_long_enough=False)
 
 
 def _variations_in_window(
@@ -465,7 +533,7 @@ def _variations_in_window(
 
 
 def _variation(values: NDArray[np.float64]) -> float:
-    """Return the coefficient of variation of the known values, 0 of fewer than two."""
+    """Return the standard deviation divided by the mean, without NaN. 0 for fewer than two."""
     known = values[~np.isnan(values)]
     if len(known) < 2 or known.mean() == 0:
         return 0.0
@@ -478,10 +546,14 @@ def _variation(values: NDArray[np.float64]) -> float:
 def _directions_from(
     series: Mapping[str, NDArray[np.float64]], start: int
 ) -> dict[str, TrendDirection]:
-    """Return the direction of each watched metric from a super-pass to the end of the run.
+    """Return whether each metric rises or falls from a super-pass to the end of the run.
 
-    Super-passes without samples are left out. A metric with fewer than MIN_SUPER_PASSES known
-    values is not in the result.
+    Super-passes without samples (NaN) are ignored. A metric with fewer than MIN_SUPER_PASSES values
+    is not in the result, because its trend cannot be tested.
+
+    Args:
+        series: Each metric by super-pass.
+        start: The index of the first super-pass.
     """
     directions: dict[str, TrendDirection] = {}
     for name in WATCHED_METRICS:
@@ -496,17 +568,25 @@ def _directions_from(
 def _states_between(
     series: Mapping[str, NDArray[np.float64]], start: int, end: int
 ) -> dict[str, MetricState]:
-    """Return the state of each gating metric over a range of super-passes.
+    """Return whether each metric that decides steadiness rises, falls or stays in a range.
 
-    The result is empty if the range is shorter than MIN_SUPER_PASSES, or if a super-pass in it has
-    no samples.
+    A metric is left out if the range has fewer than MIN_SUPER_PASSES super-passes, or if one of the
+    super-passes has no samples (NaN).
+
+    Args:
+        series: Each metric by super-pass.
+        start: The index of the first super-pass of the range.
+        end: The index after the last super-pass.
     """
-    ranges = {name: series[name][start:end] for name in GATING_METRICS}
-    return {
-        name: _judge_trend(values)
-        for name, values in ranges.items()
-        if len(values) >= MIN_SUPER_PASSES and not np.isnan(values).any()
-    }
+    states: dict[str, MetricState] = {}
+    for name in GATING_METRICS:
+        values = series[name][start:end]
+        is_long_enough = len(values) >= MIN_SUPER_PASSES
+        is_complete = not np.isnan(values).any()
+        if is_long_enough and is_complete:
+            states[name] = _judge_trend(values)
+
+    return states
 
 
 def _find_level_shift(
@@ -515,24 +595,32 @@ def _find_level_shift(
     window: SteadyWindow,
     later_plateaus: Sequence[SteadyWindow],
 ) -> LevelShift | None:
-    """Return the step of TPOT to the first later plateau at another level, None if there is none.
+    """Return the step of the time per output token (TPOT) to another level after the window.
 
-    Two plateaus at different levels are not enough: the mean TPOT of the super-passes after the
-    ramp-up also has to have a significant step by Pettitt's test.
+    Two conditions have to hold, else the result is None: the mean TPOT has a significant step by
+    Pettitt's test, and a later steady range has a mean TPOT that differs by more than 5 %.
+
+    Args:
+        passes: The samples of the run in super-passes: blocks of queries as long as the data set.
+        ramp_up: The number of super-passes at the start that are ignored.
+        window: The steady range that is reported.
+        later_plateaus: The steady ranges after the window.
     """
     if not later_plateaus:
         return None
 
-    means = [float(samples.mean()) if len(samples) else 0.0 for samples in passes.tpot_ns[ramp_up:]]
+    samples_after_ramp_up = passes.tpot_ns[ramp_up:]
+    means = [float(samples.mean()) if len(samples) else 0.0 for samples in samples_after_ramp_up]
     step = find_change_point(np.array(means))
     if not step.is_significant:
         return None
 
+    step_super_pass = ramp_up + step.index
     window_level = _mean_tpot(passes, window)
     for plateau in later_plateaus:
         change = _mean_tpot(passes, plateau) / window_level - 1
         if abs(change) > LEVEL_SHIFT:
-            return LevelShift(super_pass=ramp_up + step.index, change=change, p_value=step.p_value)
+            return LevelShift(super_pass=step_super_pass, change=change, p_value=step.p_value)
 
     return None
 
@@ -544,10 +632,10 @@ def _mean_tpot(passes: SuperPasses, window: SteadyWindow) -> float:
 
 
 def _judge_shape(level_shift: LevelShift | None, trends: Mapping[str, TrendDirection]) -> Verdict:
-    """Return the verdict of a run whose window was found.
+    """Return the verdict on a run that has a steady window, by what happens after its start.
 
-    A staircase also has a trend, so the confirmed step is the more specific verdict. A metric that
-    worsens outweighs one that improves.
+    A step to another level comes first, because a step also looks like a trend. If one metric rises
+    (gets slower) and another one falls, the verdict is that the run drifts up.
     """
     if level_shift is not None:
         return "anomaly"
@@ -564,7 +652,7 @@ def _judge_shape(level_shift: LevelShift | None, trends: Mapping[str, TrendDirec
 
 
 def _explain_short(window: SteadyWindow, need: DurationNeed) -> str:
-    """Return the reason of a run whose plateaus are all too short."""
+    """Return why the longest steady range of a run is not a valid window, as sentences."""
     return (
         f"Every plateau is too short. The longest one lasts {window.duration_s:.0f} s, and "
         f"{need.needed_s:.0f} s are needed ({need.decisive_term}). Run longer."
@@ -572,11 +660,11 @@ def _explain_short(window: SteadyWindow, need: DurationNeed) -> str:
 
 
 def _explain_no_plateau(super_passes: int, states: Mapping[str, MetricState]) -> str:
-    """Return the reason of a run without a plateau.
+    """Return why a run has no steady range, as sentences.
 
     Args:
-        super_passes: The super-passes after the ramp-up.
-        states: The state of each gating metric over them, empty if it is not known.
+        super_passes: The number of super-passes after the ramp-up.
+        states: Whether each metric drifts over these super-passes, empty if that is not known.
     """
     if super_passes < MIN_SUPER_PASSES:
         return (
