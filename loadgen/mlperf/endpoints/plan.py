@@ -139,50 +139,61 @@ def plan_point(
     max_point_s: float | None,
     price_per_hour: float | None,
 ) -> PointPlan:
-    """Return the plan of one point.
+    """Return how long the run of one measurement point takes, and what it costs.
 
-    The run sends complete passes of the data set: as many as a steady window needs, and no more
-    than the limit on time leaves room for, but at least one (section 6.4).
+    A pass sends each sample of the data set once. The run has as many passes as a steady window
+    needs, or as many as fit the limit on time, but at least one (section 6.4 of the rules).
 
     Args:
-        point: The point.
-        rate: The expected rate at its concurrency.
-        dataset_size: The samples of the data set.
-        accuracy_samples: The queries of an accuracy run.
+        point: The measurement point.
+        rate: The expected speed of the system at the concurrency of the point.
+        dataset_size: The number of samples of the data set.
+        accuracy_samples: The number of queries of an accuracy run.
         max_point_s: The limit on the time of the run, in seconds.
         price_per_hour: The price of the system.
     """
+    # The number of passes.
     pass_s = dataset_size / rate.requests_per_s
     needed_passes = _needed_passes(point, pass_s)
     passes_in_limit = needed_passes
     if max_point_s is not None:
         passes_in_limit = min(needed_passes, math.floor(max_point_s / pass_s))
-
     passes = max(passes_in_limit, 1)
+
+    # Time and cost. The last responses arrive one response time after the last requests.
     duration_s = passes * pass_s + rate.response_s
     accuracy_s = accuracy_samples / rate.requests_per_s if point.needs_accuracy else 0.0
     cost = None
     if price_per_hour is not None:
-        cost = (duration_s + accuracy_s) / SECONDS_PER_HOUR * price_per_hour
+        total_hours = (duration_s + accuracy_s) / SECONDS_PER_HOUR
+        cost = total_hours * price_per_hour
 
     return PointPlan(
+        # The load.
         point=point,
         requests_per_s=rate.requests_per_s,
+        requests=passes * dataset_size,
+        # The passes.
         pass_s=pass_s,
         passes=passes,
         needed_passes=needed_passes,
-        requests=passes * dataset_size,
+        outlook=_expected_window(point, passes_in_limit, needed_passes),
+        # Time and cost.
         duration_s=duration_s,
         accuracy_s=accuracy_s,
         cost=cost,
-        outlook=_expected_window(point, passes_in_limit, needed_passes),
     )
 
 
 def _needed_passes(point: CurvePoint, pass_s: float) -> int:
-    """Return the passes of a run whose steady window is long enough.
+    """Return how many passes over the data set a run needs for a long enough steady window.
 
-    An Offline run needs no window, but lasts as long as other runs (sections 5.7.3 and 6.2).
+    An Offline run, which sends all queries at once, needs no window. It only has to last as long as
+    the window of other runs (sections 5.7.3 and 6.2 of the rules).
+
+    Args:
+        point: The measurement point.
+        pass_s: The expected time of a pass, in seconds.
     """
     passes_for_time = math.ceil(WINDOW_RESERVE * point.min_window_s / pass_s)
     if point.is_offline_run:
@@ -191,7 +202,13 @@ def _needed_passes(point: CurvePoint, pass_s: float) -> int:
 
 
 def _expected_window(point: CurvePoint, passes_in_limit: int, needed_passes: int) -> Outlook:
-    """Return what is expected of the steady window of a run with so many passes."""
+    """Return whether a run is expected to reach its steady window within the limit on time.
+
+    Args:
+        point: The measurement point.
+        passes_in_limit: The passes over the data set that fit the limit.
+        needed_passes: The passes that a steady window needs.
+    """
     if passes_in_limit < 1:
         return "less than one pass"
     if passes_in_limit < needed_passes:
@@ -202,18 +219,26 @@ def _expected_window(point: CurvePoint, passes_in_limit: int, needed_passes: int
 def find_lowest_in_limit(
     rates: Sequence[ConcurrencyRate], *, dataset_size: int, max_point_s: float | None
 ) -> int | None:
-    """Return the lowest concurrency whose steady window fits the limit on time, or None.
+    """Return the lowest concurrency at which a run fits the limit on time, or None.
 
-    A run at a concurrency of c completes c / response time requests per second. Between two
-    measured concurrencies, the response time is interpolated.
+    Only concurrencies that the rules allow as the lowest one of a curve (1 to 32) are tried.
+
+    Args:
+        rates: The measured speed at some concurrencies.
+        dataset_size: The number of samples of the data set.
+        max_point_s: The limit on the time of a run, in seconds.
     """
     if max_point_s is None:
         return None
-    passes = RAMP_PASSES + rules.MIN_SUPER_PASSES
+
+    least_passes = RAMP_PASSES + rules.MIN_SUPER_PASSES
+    least_requests = least_passes * dataset_size
     for concurrency in range(1, rules.MAX_LOWEST_CONCURRENCY + 1):
         rate = interpolate_rate(rates, concurrency)
-        if passes * dataset_size / rate.requests_per_s <= max_point_s:
+        duration_s = least_requests / rate.requests_per_s
+        if duration_s <= max_point_s:
             return concurrency
+
     return None
 
 
@@ -249,14 +274,15 @@ def plan_curve(
     rate_source: str,
     is_simulated: bool,
 ) -> CurvePlan:
-    """Return the plan of a curve.
+    """Return how long the measurement of a curve takes, point by point, and what it costs.
 
     Args:
-        curve: The points.
-        rates: The measured or simulated rates, at the concurrencies of the points or at others.
-        settings: What the plan depends on besides.
-        rate_source: Where the rates come from.
-        is_simulated: Whether they come from a simulated server.
+        curve: The measurement points.
+        rates: The measured speed of the system at some concurrencies. The speed at other
+            concurrencies is interpolated.
+        settings: The benchmark, the limit on time and the price.
+        rate_source: Where the rates come from, as text for the plan.
+        is_simulated: Whether the rates come from a simulated server.
     """
     points = tuple(
         plan_point(
@@ -269,6 +295,8 @@ def plan_curve(
         )
         for point in curve.points
     )
+
+    # Advice for a curve with points that take too long.
     lowest_in_limit = None
     if any(plan.misses_window for plan in points):
         lowest_in_limit = find_lowest_in_limit(
@@ -276,17 +304,20 @@ def plan_curve(
         )
 
     return CurvePlan(
+        # The plan.
+        curve=curve,
+        points=points,
+        problems=tuple(find_structure_problems(curve)),
+        lowest_concurrency_in_limit=lowest_in_limit,
+        # The rates on which it rests.
+        rate_source=rate_source,
+        is_simulated=is_simulated,
+        # The settings.
         benchmark=settings.benchmark,
         dataset_size=settings.dataset_size,
         seed_set=settings.seed_set,
         target_cohort=settings.target_cohort,
-        rate_source=rate_source,
-        is_simulated=is_simulated,
-        curve=curve,
-        points=points,
         max_point_s=settings.max_point_s,
         price_per_hour=settings.price_per_hour,
         currency=settings.currency,
-        problems=tuple(find_structure_problems(curve)),
-        lowest_concurrency_in_limit=lowest_in_limit,
     )

@@ -30,12 +30,13 @@ NS_PER_MS = 1_000_000
 
 
 def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> PointResult:
-    """Return the result of the run of a point, computed from its records.
+    """Compute the result of a measurement point from the request records of its run.
 
     Args:
-        point: The point.
-        run_dir: The directory of its run.
-        dataset_size: The samples of the data set, which are the queries of a super-pass.
+        point: The measurement point: a run with a fixed concurrency, or the Offline run.
+        run_dir: The directory of the run.
+        dataset_size: The number of samples of the data set. The steady window is found in blocks
+            of as many queries, which are called super-passes.
 
     Raises:
         UserError: The directory has no run, or a file is damaged.
@@ -48,6 +49,7 @@ def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> Poi
     issued = len(log.issued_ns)
     completed = int((log.completed_ns != NEVER_NS).sum())
 
+    # An Offline run, which sends all queries at once, has no steady window.
     steady_state = None
     block = None
     window = None
@@ -57,11 +59,14 @@ def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> Poi
         window = _window_metrics(log, output_tokens, steady_state)
 
     return PointResult(
+        # The load.
         point=point,
         load=_describe_load(summary, stored.manifest),
+        # The numbers of queries.
         issued=issued,
         completed=completed,
         failed=issued - completed,
+        # The steady window, and the complete run.
         steady_state=steady_state,
         steady_state_block=block,
         window=window,
@@ -76,24 +81,34 @@ def _measurement_errors(summary: Summary) -> list[str]:
 
 
 def _describe_load(summary: Summary, manifest: RunManifest) -> PointLoad:
-    """Return how the requests of a run were sent."""
+    """Return how the requests of a run were sent, and to which server."""
     measured_stages = [stage for stage in manifest.stages if stage.measured]
+    has_one_stage = len(measured_stages) == 1
+    has_unmeasured_stages = len(measured_stages) < len(manifest.stages)
+    run = summary.run
+    server = summary.target
+
     return PointLoad(
-        concurrency=measured_stages[0].concurrency if len(measured_stages) == 1 else None,
-        has_warmup=len(measured_stages) < len(manifest.stages),
-        is_streaming=summary.run.stream,
-        seed=summary.run.seed,
-        salt=summary.run.salt,
-        target=summary.target.name or summary.target.url,
-        model=summary.target.model,
-        metadata=summary.run.metadata,
-        gpus=summary.target.gpus,
-        precision=summary.target.precision,
+        # How requests were sent.
+        concurrency=measured_stages[0].concurrency if has_one_stage else None,
+        has_warmup=has_unmeasured_stages,
+        is_streaming=run.stream,
+        seed=run.seed,
+        salt=run.salt,
+        metadata=run.metadata,
+        # The server.
+        target=server.name or server.url,
+        model=server.model,
+        gpus=server.gpus,
+        precision=server.precision,
     )
 
 
 def _select_columns(stored: store.Stored) -> dict[str, NDArray[np.int64]]:
-    """Return the columns of the records of a run, without those of a warm-up."""
+    """Return the request records of the measured stages, as an array per field.
+
+    Records of other stages, such as a warm-up, are left out.
+    """
     measured_stages = [
         index for index, stage in enumerate(stored.manifest.stages) if stage.measured
     ]
@@ -110,11 +125,11 @@ def _tokens_by_issue(columns: dict[str, NDArray[np.int64]], log: QueryLog) -> ND
 def _window_metrics(
     log: QueryLog, output_tokens: NDArray[np.int64], steady_state: SteadyState
 ) -> PointMetrics | None:
-    """Return the metrics of the steady window, or None without one.
+    """Return the metrics of the steady part of a run (its window), or None if there is none.
 
-    The throughput is that of the queries issued in the window, over the time from its first to its
-    last issue (section 4.4). In a closed loop a query is issued when another one completes, so that
-    the rate of issue is the rate of completion.
+    The throughput is the tokens of the queries that were issued in the window, divided by the time
+    from the first to the last issue (section 4.4 of the rules). With a fixed concurrency, a query
+    is issued when an earlier one completes, so both happen at the same rate.
     """
     window = steady_state.window
     if window is None or window.duration_s <= 0:
@@ -124,27 +139,42 @@ def _window_metrics(
 
 
 def _total_metrics(log: QueryLog, output_tokens: NDArray[np.int64]) -> PointMetrics:
-    """Return the metrics of the complete run, until the last completion."""
+    """Return the metrics of the complete run, from the first issue to the last completion."""
     duration_s = 0.0
     if len(log.issued_ns):
-        duration_ns = int(log.completed_ns.max()) - int(log.issued_ns[0])
-        duration_s = max(duration_ns, 0) / NS_PER_S
-    return _compute_metrics(log, output_tokens, slice(None), duration_s=duration_s)
+        first_issue_ns = int(log.issued_ns[0])
+        last_completion_ns = int(log.completed_ns.max())
+        duration_ns = max(last_completion_ns - first_issue_ns, 0)
+        duration_s = duration_ns / NS_PER_S
+
+    all_queries = slice(None)
+    return _compute_metrics(log, output_tokens, all_queries, duration_s=duration_s)
 
 
 def _compute_metrics(
     log: QueryLog, output_tokens: NDArray[np.int64], queries: slice, *, duration_s: float
 ) -> PointMetrics:
-    """Return the metrics of a range of queries in the order of issue."""
+    """Return throughput and latency of a range of queries.
+
+    Args:
+        log: The times of all queries, in the order of issue.
+        output_tokens: The output tokens of each query.
+        queries: The range of queries.
+        duration_s: The time over which the throughput is computed, in seconds.
+    """
     ttft_ns = log.ttft_ns[queries]
     tpot_ns = log.tpot_ns[queries]
+    is_completed = log.completed_ns[queries] != NEVER_NS
     tokens = int(output_tokens[queries].sum())
+
     return PointMetrics(
+        # Throughput.
         queries=len(ttft_ns),
-        completed=int((log.completed_ns[queries] != NEVER_NS).sum()),
+        completed=int(is_completed.sum()),
         duration_s=duration_s,
         output_tokens=tokens,
         system_tps=tokens / duration_s if duration_s > 0 else 0.0,
+        # Latency.
         ttft_p50_ms=_percentile_ms(ttft_ns, 0.5),
         ttft_p90_ms=_percentile_ms(ttft_ns, rules.REPORTED_QUANTILE),
         tpot_p50_ms=_percentile_ms(tpot_ns, 0.5),

@@ -71,22 +71,24 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread_concurrencies(c_min: int, c_max: int, count: int) -> list[int]:
-    """Return concurrencies from C_min to C_max at equal distances on the scale of the regions.
+    """Return `count` concurrencies from `c_min` to `c_max`, at equal distances on a log scale.
 
-    With 7 points, two are in each of the three upper regions, and one of them is C_max.
+    With `c_min` 1, `c_max` 1025 and 6 points, the concurrencies are 1, 5, 17, 65, 257 and 1025.
 
     Args:
         c_min: The lowest concurrency.
         c_max: The highest concurrency.
-        count: The number of concurrencies, C_min and C_max included.
+        count: The number of concurrencies, `c_min` and `c_max` included.
 
     Raises:
-        UserError: The range has fewer different concurrencies.
+        UserError: A concurrency is not allowed, or there are not as many different ones.
     """
-    compute_regions(c_min, c_max)  # raises UserError if one of them is not allowed
+    compute_regions(c_min, c_max)  # raises UserError for a concurrency that is not allowed
+
     octaves = math.log2(c_max - c_min)
     steps = count - 1
-    spread = [round(c_min + 2 ** (octaves * step / steps)) for step in range(1, steps + 1)]
+    exponents = [octaves * step / steps for step in range(1, steps + 1)]
+    spread = [round(c_min + 2**exponent) for exponent in exponents]
     concurrencies = sorted({c_min, *spread})
     if len(concurrencies) < count:
         raise UserError(
@@ -101,24 +103,29 @@ def spread_concurrencies(c_min: int, c_max: int, count: int) -> list[int]:
 def build_curve(
     concurrencies: Sequence[int], *, c_max: int, dataset_size: int, offline: OfflineChoice
 ) -> Curve:
-    """Return the curve with a point at each concurrency and the Offline point.
+    """Return a curve with a measurement point at each concurrency, and with an Offline result.
 
-    The mandatory point of a region is its highest concurrency, where an accuracy run is fastest.
-    Whether the curve has enough points is checked by `find_structure_problems`.
+    The rules require an accuracy run at one point of each region (a range of concurrencies). This
+    is the point with the highest concurrency, where the run is fastest.
 
     Args:
-        concurrencies: The concurrencies, in any order.
-        c_max: The Maximum Supported Concurrency.
+        concurrencies: The concurrencies of the points, in any order.
+        c_max: The highest concurrency that the system supports.
         dataset_size: The number of samples of the data set.
-        offline: How the curve gets its Offline result.
+        offline: "dedicated" for a run that sends all samples at once, or "elected" for the point
+            at `c_max` as the Offline result.
 
     Raises:
-        UserError: C_min or C_max is outside the range of the rules, or no point is at C_max
-            although it should be the Offline result.
+        UserError: A concurrency is outside the range of the rules, or no point is at `c_max`
+            although that point is to be the Offline result.
     """
     ordered = sorted(set(concurrencies))
-    regions = compute_regions(ordered[0], c_max)
-    mandatory = {max(values) for values in _by_region(ordered, regions).values()}
+    c_min = ordered[0]
+    regions = compute_regions(c_min, c_max)
+
+    concurrencies_by_region = _by_region(ordered, regions)
+    mandatory = {max(in_region) for in_region in concurrencies_by_region.values()}
+
     if offline == "elected" and c_max not in ordered:
         raise UserError(
             "missing_value",
@@ -140,11 +147,11 @@ def build_curve(
     ]
     if offline == "dedicated":
         points.append(_offline_run(dataset_size))
-    return Curve(c_min=ordered[0], c_max=c_max, regions=regions, points=tuple(points))
+    return Curve(c_min=c_min, c_max=c_max, regions=regions, points=tuple(points))
 
 
 def _offline_run(dataset_size: int) -> CurvePoint:
-    """Return the point that sends all samples at once. Its concurrency is their number (5.7.1)."""
+    """Return the point of a run that has all samples of the data set in flight (section 5.7.1)."""
     return CurvePoint(
         name=OFFLINE_NAME,
         concurrency=dataset_size,
@@ -156,7 +163,7 @@ def _offline_run(dataset_size: int) -> CurvePoint:
 
 
 def _by_region(concurrencies: Sequence[int], regions: Regions) -> dict[str, list[int]]:
-    """Return the concurrencies of each region that has one."""
+    """Return the concurrencies that lie in each region, by the name of the region."""
     grouped: dict[str, list[int]] = {}
     for concurrency in concurrencies:
         region = regions.find(concurrency)
@@ -177,33 +184,40 @@ def required_points(offline: OfflineChoice) -> int:
 
 
 def find_structure_problems(curve: Curve) -> Iterator[str]:
-    """Yield a sentence for each rule about the number and the place of points that is missed."""
-    offline: OfflineChoice = "dedicated" if curve.points[-1].is_offline_run else "elected"
-    least = required_points(offline)
+    """Yield a sentence for each rule that the measurement points of a curve do not meet.
+
+    These rules are about the number of points, and about their concurrencies.
+    """
+    last_point = curve.points[-1]
+    has_offline_run = last_point.is_offline_run
+    least = required_points("dedicated" if has_offline_run else "elected")
     count = len(curve.points)
     if count < least:
         yield f"{count} points, but a curve has at least {least} (section 5.3)"
     if count > rules.MAX_POINTS:
         yield f"{count} points, but a curve has at most {rules.MAX_POINTS} (section 5.6)"
 
-    covered = {point.region for point in curve.points}
+    # Each region (a range of concurrencies) needs a point.
+    covered_regions = {point.region for point in curve.points}
     for region in curve.regions.regions:
-        if region.name not in covered and region.name in REGION_NAMES:
+        if region.name not in covered_regions and region.name in REGION_NAMES:
             yield (
                 f"no point in the {region.label} region, {region.start} to {region.end} "
                 "(section 5.3)"
             )
 
+    # Points may exceed C_max, the highest concurrency of the regions, only by a margin.
     for point in curve.fixed_points:
-        is_known = point.region is not None or curve.regions.is_in_margin(point.concurrency)
-        if not is_known:
+        is_in_range = point.region is not None or curve.regions.is_in_margin(point.concurrency)
+        if not is_in_range:
             yield (
                 f"{point.concurrency} is above C_max and its margin, {curve.regions.margin_end} "
                 "(section 5.4)"
             )
 
-    if offline == "dedicated" and curve.points[-1].concurrency < curve.c_max:
+    # An Offline run has all samples in flight.
+    if has_offline_run and last_point.concurrency < curve.c_max:
         yield (
-            f"the data set has {curve.points[-1].concurrency:,} samples, fewer than C_max, so an "
+            f"the data set has {last_point.concurrency:,} samples, fewer than C_max, so an "
             "Offline run cannot reach that concurrency (section 5.7.2); use --offline elected"
         )

@@ -41,11 +41,10 @@ MIN_REAL_TRIAL_REQUESTS = 40
 def simulate_rates(
     points: Sequence[CurvePoint], data: CurveData, seed_set: SeedSet, settings: Settings
 ) -> list[ConcurrencyRate]:
-    """Return the speed of a simulated server at each concurrency, by a short trial in virtual time.
+    """Measure the speed of a simulated server at the concurrency of each point, by short trials.
 
-    Nothing is stored.
-
-    Raises UserError if the target is not simulated.
+    Raises:
+        UserError: The server is not simulated.
     """
     if not settings.virtual:
         raise UserError(
@@ -61,13 +60,14 @@ def simulate_rates(
 def measure_rates(
     points: Sequence[CurvePoint], data: CurveData, seed_set: SeedSet, settings: Settings
 ) -> list[ConcurrencyRate]:
-    """Return the speed of a server at the concurrency of each point, by a short trial.
+    """Measure the speed of a server at the concurrency of each point, by short trials.
 
-    Nothing is stored.
+    The results of the trials are deleted afterwards.
     """
-    with tempfile.TemporaryDirectory(prefix="loadgen-plan-") as folder:
+    with tempfile.TemporaryDirectory(prefix="loadgen-plan-") as temporary_dir:
+        trials_dir = Path(temporary_dir)
         return [
-            _measure_rate(point, data, seed_set, settings, Path(folder) / point.name)
+            _measure_rate(point, data, seed_set, settings, trials_dir / point.name)
             for point in points
         ]
 
@@ -75,16 +75,23 @@ def measure_rates(
 def _measure_rate(
     point: CurvePoint, data: CurveData, seed_set: SeedSet, settings: Settings, folder: Path
 ) -> ConcurrencyRate:
-    """Return the speed at the concurrency of one point.
+    """Measure the mean response time at the concurrency of one point, by a short run.
 
-    Raises UserError if no request completed.
+    Each of the `point.concurrency` slots sends some requests one after the other. The first and the
+    last round of requests are left out, because they run with an unusual load.
+
+    Raises:
+        UserError: No request completed.
     """
-    fewest = MIN_TRIAL_REQUESTS if settings.virtual else MIN_REAL_TRIAL_REQUESTS
+    least_requests = MIN_TRIAL_REQUESTS if settings.virtual else MIN_REAL_TRIAL_REQUESTS
     rounds = OFFLINE_TRIAL_ROUNDS if point.is_offline_run else TRIAL_ROUNDS
-    request_count = max(rounds * point.concurrency, fewest)
+    request_count = max(rounds * point.concurrency, least_requests)
+
     workload = build_workload(point, data, seed_set, request_count, folder.parent)
     _, run_dir = run.execute(workload, replace(settings, out=folder))
-    response_s = _mean_response_s(run_dir, left_out=point.concurrency)
+
+    requests_per_round = point.concurrency
+    response_s = _mean_response_s(run_dir, left_out=requests_per_round)
     if response_s is None:
         raise UserError("no_figure", "no request of the trial completed", settings.display_name)
     return ConcurrencyRate(point.concurrency, response_s)
@@ -112,7 +119,7 @@ def read_rates(folder: Path) -> list[ConcurrencyRate]:
 
 
 def _rate_of_run(run_dir: Path) -> Iterator[ConcurrencyRate]:
-    """Yield the speed that a run shows, or nothing if it has no fixed concurrency."""
+    """Yield the mean response time of a run, or nothing if the run has no fixed concurrency."""
     manifest = store.read_run_lazily(run_dir).manifest
     for stage in manifest.stages:
         if not stage.measured or stage.concurrency is None:
@@ -128,17 +135,20 @@ def _mean_response_s(run_dir: Path, *, left_out: int) -> float | None:
 
     Args:
         run_dir: The directory of the run.
-        left_out: How many requests are left out at the start, and again at the end.
+        left_out: The number of requests that are left out at the start of the run, and as many
+            at its end. A run that is too short for that is used completely.
     """
     rows = store.read_run(run_dir).rows
-    by_issue = np.argsort(rows["due_ns"], kind="stable")
-    if len(by_issue) > 2 * left_out:
-        by_issue = by_issue[left_out : len(by_issue) - left_out]
+    indexes = np.argsort(rows["due_ns"], kind="stable")
+    if len(indexes) > 2 * left_out:
+        indexes = indexes[left_out : len(indexes) - left_out]
+
     is_completed = (rows["status"] == STATUS["ok"]) & (rows["end_ns"] >= 0)
-    completed = by_issue[is_completed[by_issue]]
-    if not len(completed):
+    completed_indexes = indexes[is_completed[indexes]]
+    if len(completed_indexes) == 0:
         return None
-    response_ns = rows["end_ns"][completed] - rows["due_ns"][completed]
+
+    response_ns = rows["end_ns"][completed_indexes] - rows["due_ns"][completed_indexes]
     return float(response_ns.mean()) / NS_PER_S
 
 

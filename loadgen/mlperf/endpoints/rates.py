@@ -26,29 +26,35 @@ class ConcurrencyRate(msgspec.Struct, frozen=True):
 
 
 def interpolate_rate(rates: Sequence[ConcurrencyRate], concurrency: int) -> ConcurrencyRate:
-    """Return the expected speed at a concurrency.
+    """Return the expected response time with a number of requests in flight (concurrency).
 
-    Between two measured concurrencies the logarithm of the response time is linear in the
-    logarithm of the concurrency. Below the lowest one the response time stays the same. Above the
-    highest one the rate stays the same, as on a saturated server.
+    - Below the lowest measured concurrency, the response time stays the same.
+    - Above the highest one, it grows in proportion, as on a saturated server.
+    - Between two of them, it is interpolated on logarithmic axes: 2 s at 10 and 8 s at 40 requests
+      in flight give 4 s at 20.
 
     Args:
-        rates: At least one measured speed.
-        concurrency: The requests in flight.
+        rates: The measured response times, at least one.
+        concurrency: The number of requests in flight.
     """
     ordered = sorted(rates, key=lambda rate: rate.concurrency)
-    if concurrency <= ordered[0].concurrency:
-        return ConcurrencyRate(concurrency, ordered[0].response_s)
-    if concurrency >= ordered[-1].concurrency:
-        growth = concurrency / ordered[-1].concurrency
-        return ConcurrencyRate(concurrency, ordered[-1].response_s * growth)
+    lowest = ordered[0]
+    highest = ordered[-1]
+
+    if concurrency <= lowest.concurrency:
+        return ConcurrencyRate(concurrency, lowest.response_s)
+    if concurrency >= highest.concurrency:
+        growth = concurrency / highest.concurrency
+        return ConcurrencyRate(concurrency, highest.response_s * growth)
 
     upper_index = next(
         index for index, rate in enumerate(ordered) if rate.concurrency >= concurrency
     )
     lower = ordered[upper_index - 1]
     upper = ordered[upper_index]
-    octaves = math.log(upper.concurrency / lower.concurrency)
-    position = math.log(concurrency / lower.concurrency) / octaves
-    growth_exponent = position * math.log(upper.response_s / lower.response_s)
-    return ConcurrencyRate(concurrency, lower.response_s * math.exp(growth_exponent))
+
+    log_distance = math.log(concurrency / lower.concurrency)
+    log_interval = math.log(upper.concurrency / lower.concurrency)
+    position = log_distance / log_interval
+    log_growth = position * math.log(upper.response_s / lower.response_s)
+    return ConcurrencyRate(concurrency, lower.response_s * math.exp(log_growth))

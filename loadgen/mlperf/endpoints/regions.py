@@ -46,10 +46,9 @@ class Regions(msgspec.Struct, frozen=True):
     margin_end: int
 
     def find(self, concurrency: int) -> Region | None:
-        """Return the region of a concurrency, or None in the margin and beyond.
+        """Return the region that contains a concurrency, or None if it is above all regions.
 
-        If rounding makes two ends equal, the later region is empty, and a point at the common end
-        counts for the earlier one.
+        Rounding may make two regions end at the same concurrency. Then the later region is empty.
         """
         for region in self.regions:
             if region.start <= concurrency <= region.end:
@@ -62,17 +61,18 @@ class Regions(msgspec.Struct, frozen=True):
 
 
 def compute_regions(c_min: int, c_max: int) -> Regions:
-    """Return the regions between the lowest and the highest concurrency of a curve.
+    """Divide the range of concurrencies of a curve into the four regions of the rules.
 
-    The range above `c_min` is divided into three parts on a scale of log2. Boundaries are rounded
-    half to even, as the rules require.
+    The first region ends at `c_min`. The range above it is divided into three equal parts on a
+    logarithmic scale: with `c_min` 1 and `c_max` 1025, the parts end at about 11, 103 and 1025.
+    Source: section 5.5 of the rules of MLPerf Endpoints, which round half to even, like `round`.
 
     Args:
         c_min: The lowest concurrency of all points.
-        c_max: The Maximum Supported Concurrency, which the submitter chooses.
+        c_max: The highest concurrency, which the submitter chooses.
 
     Raises:
-        UserError: One of them is outside the range of the rules.
+        UserError: A concurrency is outside the range of the rules.
     """
     if not 1 <= c_min <= rules.MAX_LOWEST_CONCURRENCY:
         raise UserError(
