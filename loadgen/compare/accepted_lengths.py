@@ -10,18 +10,20 @@ from loadgen.runs.comparison_side import Side
 
 
 def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield notes on accepted lengths of speculative decoding that make speeds not comparable.
+    """Yield warnings if accepted lengths of speculative decoding make speeds not comparable.
 
-    They differ between the sides by more than 1 %, or one of them is not the length that its run
-    stated. A longer accepted length gives more tokens for the same work.
+    The accepted length is the mean number of tokens per step of the model. A longer one gives more
+    tokens for the same work. A warning is needed if the sides differ by more than 1 %, or if a side
+    has not the length that it states.
     """
     known_lengths = measure_accepted_lengths(sides)
     if known_lengths:
         shortest = min(known_lengths.values())
         longest = max(known_lengths.values())
+        is_comparable = is_within_tolerance(longest / shortest - 1)
         unknown = [side.name for side in sides if side.name not in known_lengths]
         texts = [f"{name} {length:.3f}" for name, length in known_lengths.items()]
-        if not is_within_tolerance(longest / shortest - 1):
+        if not is_comparable:
             yield (
                 f"Accepted lengths of speculative decoding differ: {', '.join(texts)} tokens per "
                 "step. Speeds are not comparable (1 % allowed)"
@@ -34,7 +36,10 @@ def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
 
     for side in sides:
         checks = [run.summary.accepted_length for run in side.runs]
-        if any(check is not None and check.comparable is False for check in checks):
+        differs_from_target = any(
+            check is not None and check.comparable is False for check in checks
+        )
+        if differs_from_target:
             yield f"{side.name} does not have the accepted length that it states"
 
 
@@ -45,11 +50,17 @@ def measure_accepted_lengths(sides: Sequence[Side]) -> dict[str, float]:
 
 
 def _find_accepted_length(side: Side) -> float | None:
-    """Return the mean accepted length of the runs of a side, None if no run has one."""
-    lengths = []
+    """Return the mean accepted length of the runs of one side of a comparison.
+
+    The accepted length is the mean number of tokens per step of the model. Return None if no run
+    has one.
+    """
+    known_lengths = []
     for run in side.runs:
         check = run.summary.accepted_length
-        length = None if check is None else check.realised
-        lengths.append(length or find_realised_length(run.summary.speculation))
-    known_lengths = [length for length in lengths if length is not None]
+        measured_length = None if check is None else check.realised
+        length = measured_length or find_realised_length(run.summary.speculation)
+        if length is not None:
+            known_lengths.append(length)
+
     return statistics.fmean(known_lengths) if known_lengths else None

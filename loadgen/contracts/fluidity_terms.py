@@ -34,10 +34,11 @@ def needs_token_times(level: ContractLevel) -> bool:
 
 
 def collect_missed_fractions(loaded_runs: Sequence[LoadedRun]) -> list[TimedValues]:
-    """Return the fraction of its token deadlines that each request missed, in order of time.
+    """Return, for each run, the fraction of its token deadlines that each request missed.
 
-    A failed request has an infinite fraction, as it has an infinite latency in other terms. A
-    response whose token times are not known is left out.
+    The requests are in the order of their scheduled times. A failed request counts with an infinite
+    fraction, so that it is worse than every response. Responses without known token times are left
+    out.
 
     Raises:
         EstimateError: A run has no token times, or too many requests are unfinished.
@@ -46,11 +47,16 @@ def collect_missed_fractions(loaded_runs: Sequence[LoadedRun]) -> list[TimedValu
 
 
 def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
-    """Return the fraction of missed token deadlines of each request of one run."""
+    """Return the fraction of its token deadlines that each request of one run missed.
+
+    Raises:
+        EstimateError: The run has no token times, or too many requests are unfinished.
+    """
     run, columns = loaded_run
     fluidity = run.summary.fluidity
     if run.deadline_counts is None:
         raise EstimateError(NO_TOKEN_TIMES)
+
     # The summary of a forecast knows no token times, but its counts of deadlines come from them.
     is_withheld = fluidity is not None and fluidity.absent not in ("", NO_TOKEN_TIMES)
     if fluidity is not None and is_withheld:
@@ -58,15 +64,22 @@ def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
     if not len(run.deadline_counts.slots):
         raise EstimateError(NO_RESPONSES)
 
-    missed_fractions = 1 - run.deadline_counts.look_up_indices(columns["slot"])
+    # The fluidity index is the fraction of token deadlines that a response met.
+    fluidity_indices = run.deadline_counts.look_up_indices(columns["slot"])
+    missed_fractions = 1 - fluidity_indices
     is_ok = columns.is_ok
-    is_known = ~is_ok | ~np.isnan(missed_fractions)
     values = np.where(is_ok, missed_fractions, math.inf)
-    return order_by_due_time(columns, find_counted_requests(columns) & is_known, values)
+
+    is_known = ~is_ok | ~np.isnan(missed_fractions)
+    is_counted = find_counted_requests(columns) & is_known
+    return order_by_due_time(columns, is_counted, values)
 
 
 def convert_to_index(missed: Interval) -> Interval:
-    """Return the interval of a fluidity index from that of a fraction of missed deadlines."""
+    """Convert an estimate of the fraction of missed deadlines to one of the fraction that was met.
+
+    The bounds change places: 2 % to 5 % missed means that 95 % to 98 % were met.
+    """
     return msgspec.structs.replace(
         missed,
         value=max(1 - missed.value, 0.0),

@@ -31,9 +31,10 @@ def format_length(length: float | None) -> str:
 
 
 def describe_verdict(check: AcceptedLengthCheck) -> str:
-    """Return the verdict on the accepted length in one short line.
+    """Return whether the measured accepted length is the stated one, as one short line.
 
-    For example: `2.490 tokens/step, target 2.49: comparable (-0.1 %)`.
+    The accepted length is the mean number of tokens per step of the model. For example:
+    `2.490 tokens/step, target 2.49: comparable (-0.1 %)`.
     """
     target = f"target {check.target:g}"
     if check.target_name:
@@ -48,7 +49,10 @@ def describe_verdict(check: AcceptedLengthCheck) -> str:
 
 
 def explain_verdict(check: AcceptedLengthCheck) -> Paragraph:
-    """Return the verdict with what it rests on, for the section about speculative decoding."""
+    """Return whether the accepted length is the stated one, and how it was measured.
+
+    The accepted length is the mean number of tokens per step under speculative decoding.
+    """
     sentences = [f"Accepted length: {describe_verdict(check)}."]
     if check.source:
         steps = "" if check.steps is None else f", {format.counted(check.steps, 'step')}"

@@ -24,7 +24,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
 def build_fluidity_sections(summary: Summary) -> Iterator[Section]:
-    """Yield the share of token deadlines that were met, if the deadlines are known."""
+    """Yield the report section about token deadlines, or nothing if the run has no deadlines."""
     fluidity = summary.fluidity
     if fluidity is None:
         return
@@ -42,13 +42,14 @@ def build_fluidity_sections(summary: Summary) -> Iterator[Section]:
 
 
 def _describe_deadlines(fluidity: Fluidity) -> str:
-    """Return the deadlines, and how many of them were met."""
+    """Return the time limits of tokens, and how many tokens missed their limits, as sentences."""
     deadlines = (
         f"First token within {format.quantity(fluidity.first_token_ms)} ms, "
         f"and each later one within {format.quantity(fluidity.per_token_ms)} ms more."
     )
     if fluidity.index is None:
         return deadlines
+
     missed = format.count(fluidity.missed)
     total = format.counted(fluidity.deadlines, "token deadline")
     responses = format.counted(fluidity.requests, "response")
@@ -56,10 +57,14 @@ def _describe_deadlines(fluidity: Fluidity) -> str:
 
 
 def _statistics_table(fluidity: Fluidity) -> Table:
-    """Return the index of all tokens together, and the index that most requests reached."""
+    """Return a table with the fluidity index (share of token deadlines met) and its percentiles.
+
+    A percentile such as p95 is the index that 95 % of the requests reached.
+    """
     head = ("fluidity index", "all tokens", "mean of requests", *PERCENTILES, "lowest")
     if fluidity.index is None:
         return Table(head, ())
+
     percentiles = [format_index(getattr(fluidity, percentile)) for percentile in PERCENTILES]
     row = (
         "reached by that share of requests",
@@ -90,10 +95,14 @@ def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective 
 
 
 def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
-    """Return the objective of token deadlines with its deadlines, "" without one."""
+    """Return the SLO's objective for token deadlines with the time limits, "" if it has none.
+
+    A class of requests never has such an objective, only a whole run has.
+    """
     objective = find_fluidity_objective(scope)
     if objective is None or not isinstance(scope, Summary) or scope.fluidity is None:
         return ""
+
     deadlines = describe_deadlines(scope.fluidity.first_token_ms, scope.fluidity.per_token_ms)
     return f"{objective.text} ({deadlines})"
 

@@ -25,10 +25,11 @@ class CacheFillStage(Stage):
 
 
 def with_cache_fill(workload: Workload) -> Workload:
-    """Return the workload with a stage that fills the cache before sessions begin in the middle.
+    """Add a stage that fills the server's prefix cache, if sessions begin in the middle.
 
-    The stage has one request for each virtual user of the first stage. A workload whose sessions
-    begin with their first turn does not change, and neither does one that has the stage already.
+    The stage has one request for each virtual user, whose prompt is the conversation before the
+    turn with which the session begins. A workload whose sessions begin with their first turn, or
+    that already has the stage, is returned as it is.
     """
     requests = workload.requests
     if not isinstance(requests, Trajectories) or requests.start != "middle":
@@ -41,6 +42,7 @@ def with_cache_fill(workload: Workload) -> Workload:
     users = first_stage.arrival.concurrency
     if first_stage.count is not None:
         users = min(users, first_stage.count)
+
     fill = CacheFillStage.model_construct(
         name=CACHE_FILL,
         arrival=Closed.model_construct(concurrency=users),

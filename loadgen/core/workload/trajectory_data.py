@@ -84,15 +84,18 @@ class _TrajectoryStore:
         self.has_tool_results = False
 
     def add(self, trajectory: Trajectory) -> None:
-        """Append a session."""
+        """Append a session to the temporary file, and note which kinds of messages it has."""
         content = msgspec.json.encode(trajectory)
-        os.pwrite(self._file.descriptor, content, self._offsets[-1])
-        self._offsets.append(self._offsets[-1] + len(content))
+        start = self._offsets[-1]
+        os.pwrite(self._file.descriptor, content, start)
+        self._offsets.append(start + len(content))
+
         self.turn_counts.append(len(trajectory.turns))
         for turn in trajectory.turns:
-            self.has_responses = self.has_responses or turn.response is not None
-            has_tool_result = any(message["role"] == "tool" for message in turn.messages)
-            self.has_tool_results = self.has_tool_results or has_tool_result
+            if turn.response is not None:
+                self.has_responses = True
+            if any(message["role"] == "tool" for message in turn.messages):
+                self.has_tool_results = True
 
     def read(self, index: int) -> Trajectory:
         """Return a session. Threads may call this, because it reads at an explicit offset."""
@@ -115,7 +118,17 @@ class _DataSetReader:
         self.store = _TrajectoryStore()
 
     def add_row(self, row: Mapping[str, Any], where: str) -> None:
-        """Add a row. Raises CombinedError if too many rows have mistakes."""
+        """Add a row, which is a complete session or one message of a session.
+
+        The mistakes of a row are collected, so that the user sees the mistakes of all rows at once.
+
+        Args:
+            row: The row.
+            where: Where the row is, such as a file and a line, for error messages.
+
+        Raises:
+            CombinedError: Too many rows have mistakes.
+        """
         if is_metadata(row):
             return
         try:
@@ -131,9 +144,11 @@ class _DataSetReader:
             self._add_error(error, where)
 
     def finish(self) -> list[str]:
-        """Store the last session, and return notes for the user.
+        """Store the last session, and return notes for the user about what was left out.
 
-        Raises CombinedError if rows have mistakes, and UserError if there are no sessions.
+        Raises:
+            CombinedError: Rows have mistakes.
+            UserError: The data set has no sessions.
         """
         self._end_session()
         if self._errors:
@@ -148,16 +163,29 @@ class _DataSetReader:
         return [f"{self._path.name}: left out {conversations} without a user message"]
 
     def _add_message(self, row: Mapping[str, Any]) -> None:
-        """Add a row that is one message. Raises BadRowError."""
+        """Add a row that is one message of a session.
+
+        The rows of a session are consecutive, so a row with another name begins the next session.
+
+        Raises:
+            BadRowError: The row is not valid.
+        """
         name = read_session_name(row)
-        if self._session is None or self._session.name != name:
+        begins_session = self._session is None or self._session.name != name
+        if begins_session:
             self._end_session()
             self._begin_session(name)
+
+        # The further rows of a session with a mistake are ignored.
         if self._session is not None and not self._session_is_broken:
             self._session.add_row(row)
 
     def _begin_session(self, name: str) -> None:
-        """Begin to collect the rows of a session. Raises BadRowError if it was ended before."""
+        """Begin to collect the rows of a session.
+
+        Raises:
+            BadRowError: There were rows of a session with this name before.
+        """
         self._session = SessionBuilder(name)
         self._session_is_broken = False
         if name in self._names:
@@ -188,18 +216,21 @@ class _DataSetVersion(NamedTuple):
 
 
 def read_trajectories(path: str | Path) -> TrajectoryData:
-    """Check every row of a data set, and return its sessions.
+    """Read the recorded sessions of a data set, and check every row.
 
-    A data set that was read before is read again only if one of its files has changed.
+    The result is cached until one of the files changes.
 
-    Raises CombinedError with the first errors in the rows, or UserError for the file.
+    Raises:
+        CombinedError: Rows have mistakes. The error contains the first of them.
+        UserError: A file cannot be read.
     """
     path = Path(path)
     files, source_note = data_files.resolve_data_set(path)
     try:
         file_stats = [file.stat() for file in files]
         sizes_and_times = tuple((stat.st_size, stat.st_mtime_ns) for stat in file_stats)
-        return _read_cached(_DataSetVersion(path, tuple(files), sizes_and_times, source_note))
+        version = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
+        return _read_cached(version)
     except OSError as error:
         unreadable_file = error.filename or path
         problem = f"cannot read the sessions: {error.strerror}"
@@ -208,7 +239,11 @@ def read_trajectories(path: str | Path) -> TrajectoryData:
 
 @functools.lru_cache(maxsize=DATA_SETS_CACHED)
 def _read_cached(version: _DataSetVersion) -> TrajectoryData:
-    """Read a data set, or return its sessions from the cache if no file has changed."""
+    """Read the sessions of a data set.
+
+    The cache returns the sessions of an earlier call if no file has changed: `version` contains the
+    size and the time of the last change of each file.
+    """
     reader = _DataSetReader(version.path)
     digest = hashlib.sha256()
     for file in version.files:
@@ -224,10 +259,10 @@ def _read_cached(version: _DataSetVersion) -> TrajectoryData:
 
 
 def has_message_rows(path: str | Path) -> bool:
-    """Return True if the first row of a data set is one message of a session.
+    """Return True if the rows of a data set are single messages of sessions.
 
-    Such a data set can only be sent session by session. Return False if the file cannot be read,
-    which is reported when its rows are read.
+    The first row decides. Return False if the file cannot be read: the caller reads the rows later,
+    and that reports the error.
     """
     try:
         files, _ = data_files.resolve_data_set(Path(path))

@@ -21,9 +21,9 @@ OPTION_OF_FIELD = {
 def override_trajectories(
     requests: Trajectories, overrides: Overrides, errors: DocumentErrors
 ) -> Trajectories:
-    """Return the requests as changed by the options.
+    """Return the requests of a workload with the values that command-line options set.
 
-    The lengths of prompts are those of the data set, so an option for them is an error.
+    The prompts are recorded conversations, so an option for their length is an error.
     """
     if overrides.input_tokens is not None:
         problem = "the prompts come from a data set, so their length cannot be set"
@@ -39,7 +39,10 @@ def override_trajectories(
 
 
 def refuse_trajectory_options(overrides: Overrides, errors: DocumentErrors) -> None:
-    """Add an error for each option for recorded sessions, if the requests are no such sessions."""
+    """Add an error for each option that only has an effect on recorded sessions.
+
+    Called for workloads whose requests are not recorded sessions.
+    """
     for field in _specified_fields(overrides):
         problem = "the requests are not sessions of a data set"
         hint = "use --dataset FILE --set turns=all, or requests: {trajectories: FILE}"
@@ -49,13 +52,15 @@ def refuse_trajectory_options(overrides: Overrides, errors: DocumentErrors) -> N
 def check_trajectory_stages(
     requests: Trajectories, stages: list[Stage], errors: DocumentErrors
 ) -> None:
-    """Add an error if the load cannot follow the rules by which sessions begin and end.
+    """Add an error if the stages of the load do not fit the start and the end of the sessions.
 
-    Sessions that begin in the middle need virtual users, for each of which the cache is filled. The
-    load must begin with the measured stage, which the requests that fill the cache precede.
+    - `start: middle` needs a measured first stage of virtual users. Before it, the cache of the
+      server is filled for each virtual user.
+    - `end: first` needs a last stage of virtual users with a number of sessions.
     """
     if requests.start == "middle":
-        begins_with_users = stages[0].measured and isinstance(stages[0].arrival, Closed)
+        first_stage = stages[0]
+        begins_with_users = first_stage.measured and isinstance(first_stage.arrival, Closed)
         if not begins_with_users:
             problem = "sessions can only begin in the middle of a load of measured virtual users"
             hint = "use --concurrency 8 --warmup 0, because the cache is filled before the load"

@@ -91,14 +91,14 @@ def is_metadata(row: Mapping[str, Any]) -> bool:
 
 
 def parse_session_row(row: Mapping[str, Any]) -> Trajectory:
-    """Return the session that one row contains.
+    """Convert a row that contains a complete conversation to a recorded session.
 
-    It is a list of user messages (`turns`, as in SPEED-Bench), or of messages of both sides
-    (`conversations` of ShareGPT, or `messages`).
+    The row has a list of user messages (`turns`, as in SPEED-Bench), or a list of all messages
+    (`conversations` as in ShareGPT, or `messages`).
 
     Raises:
         BadRowError: The row contains no conversation, or the conversation has mistakes.
-        EmptyConversationError: No message of it is from the user.
+        EmptyConversationError: The conversation has no message of the user.
     """
     turns = _group_into_turns(_read_messages(row))
     if not turns:
@@ -113,10 +113,15 @@ def parse_session_row(row: Mapping[str, Any]) -> Trajectory:
 
 
 def _read_messages(row: Mapping[str, Any]) -> list[Message]:
-    """Return the messages of a row with a complete conversation. Raises BadRowError."""
+    """Return the messages of a row that contains a complete conversation.
+
+    Raises:
+        BadRowError: The row has no conversation, or a message is not valid.
+    """
+    system_messages = _system_messages(row)
     user_texts = row.get(TURNS_FIELD)
     if isinstance(user_texts, list):
-        return [*_system_messages(row), *_read_user_texts(user_texts)]
+        return [*system_messages, *_read_user_texts(user_texts)]
 
     for field in (*CONVERSATION_FIELDS, "messages"):
         items = row.get(field)
@@ -124,7 +129,7 @@ def _read_messages(row: Mapping[str, Any]) -> list[Message]:
             messages = [
                 _read_message(item, f"{field}[{index}]") for index, item in enumerate(items)
             ]
-            return [*_system_messages(row), *messages]
+            return [*system_messages, *messages]
 
     hint = (
         f"write one row per message with `{CONVERSATION_ID}`, `turn` and `role`, or one row per "
@@ -154,9 +159,16 @@ def _system_messages(row: Mapping[str, Any]) -> list[Message]:
 
 
 def _read_message(item: object, path: str) -> Message:
-    """Return one message of a list, in the form of the OpenAI API or of ShareGPT.
+    """Convert a message of a conversation to the form of the OpenAI API.
 
-    `path` says where it is in its row, for error messages. Raises BadRowError.
+    OpenAI's form is `{"role": ..., "content": ...}`, ShareGPT's is `{"from": ..., "value": ...}`.
+
+    Args:
+        item: The message, as read from the row.
+        path: Where the message is in the row, such as `messages[2]`, for error messages.
+
+    Raises:
+        BadRowError: The item is no message, or its role or content is not valid.
     """
     if not isinstance(item, Mapping):
         hint = 'like {"role": "user", "content": "Hello"}'
@@ -181,9 +193,10 @@ def _read_message(item: object, path: str) -> Message:
 
 
 def _group_into_turns(messages: Iterable[Message]) -> list[RecordedTurn]:
-    """Return the turns of a conversation: messages up to a response, and the response.
+    """Split a conversation into turns: the messages up to a response, and the response.
 
-    Messages of the assistant before the first question are left out, because they answer nothing.
+    For example, the messages system, user, assistant, user, assistant are two turns. A message of
+    the assistant before the first question is left out, because it answers nothing.
     """
     turns: list[RecordedTurn] = []
     new_messages: list[Message] = []
@@ -200,7 +213,7 @@ def _group_into_turns(messages: Iterable[Message]) -> list[RecordedTurn]:
 
 
 def _has_question(messages: list[Message]) -> bool:
-    """Return True if one of several messages asks for a response: any but a system message."""
+    """Return True if any of the messages needs a response, that is, is no system message."""
     return any(message["role"] != "system" for message in messages)
 
 
@@ -239,7 +252,11 @@ class SessionBuilder:
         self._turns: list[RecordedTurn] = []
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add the next message. Raises BadRowError if it is not valid here."""
+        """Add the next message of the session.
+
+        Raises:
+            BadRowError: The message is not valid, or may not follow the one before it.
+        """
         role = row.get("role")
         self._check_order(row, role)
         if not self._system_prompt and isinstance(row.get("system"), str):
@@ -255,21 +272,30 @@ class SessionBuilder:
         self._last_row_calls_tools = bool(row.get("tool_calls")) and role == "assistant"
 
     def build(self) -> Trajectory:
-        """Return the session of the rows so far. It has a turn, because the first row is one."""
+        """Return the session that consists of the rows added so far.
+
+        The system prompt becomes the first message of the first turn. There is always a first turn,
+        because the first row has to be a message of the user.
+        """
         first_turn = self._turns[0]
+        later_turns = self._turns[1:]
         if self._system_prompt:
             system_message = {"role": "system", "content": self._system_prompt}
             messages = [system_message, *first_turn.messages]
             first_turn = msgspec.structs.replace(first_turn, messages=messages)
-        return Trajectory(
-            turns=[first_turn, *self._turns[1:]], name=self.name, extra=self._extra or {}
-        )
+
+        return Trajectory(turns=[first_turn, *later_turns], name=self.name, extra=self._extra or {})
 
     def _check_order(self, row: Mapping[str, Any], role: object) -> None:
-        """Raise BadRowError if the number or the role of a row does not follow the last one."""
+        """Raise BadRowError if a row has not the next number, or a role that may not come next.
+
+        For example, the response of the assistant has to follow a message of the user, and tool
+        results have to follow a response that calls tools.
+        """
         turn_number = row.get("turn")
-        if turn_number != self._rows + 1:
-            problem = f"turn is {shortened(turn_number)} in row {self._rows + 1} of its session"
+        expected_number = self._rows + 1
+        if turn_number != expected_number:
+            problem = f"turn is {shortened(turn_number)} in row {expected_number} of its session"
             hint = "number the rows of each session 1, 2, 3, ... in order"
             raise BadRowError("unordered", problem, hint, "turn")
 
@@ -287,9 +313,13 @@ class SessionBuilder:
         self._turns.append(msgspec.structs.replace(last_turn, response=response))
 
     def _add_turn(self, row: Mapping[str, Any], role: str) -> None:
-        """Add a request: a message of the user, or the results of tools."""
+        """Add a turn that begins with a message of the user or with the results of tools.
+
+        The first turn of a session also decides the further fields of all requests, like `tools`.
+        """
         if self._extra is None:
             self._extra = _read_body_fields(row)
+
         messages = _read_tool_results(row) if role == "tool" else [_read_question(row)]
         length = _read_length(row)
         turn = RecordedTurn(
@@ -364,6 +394,7 @@ def _read_delay_ns(row: Mapping[str, Any]) -> int:
     if delay_s is None:
         return 0
 
+    # `bool` is a subclass of `int`.
     is_number = isinstance(delay_s, int | float) and not isinstance(delay_s, bool)
     longest_s = LONGEST_NS / NS_PER_S
     if not is_number or math.isnan(delay_s) or not 0 <= delay_s <= longest_s:
@@ -384,13 +415,20 @@ class _OutputLength(NamedTuple):
 
 
 def _read_length(row: Mapping[str, Any]) -> _OutputLength:
-    """Return the output length of a row, of the first field that has one. Raises BadRowError."""
+    """Return the number of output tokens that a row requests, from the first field that has it.
+
+    Some fields request an exact number, others an upper limit.
+
+    Raises:
+        BadRowError: The number is no positive integer, or too large.
+    """
     for field in LENGTH_FIELDS:
         value = row.get(field)
         if value is None:
             continue
-        is_valid = isinstance(value, int | float) and value == int(value)
-        if not is_valid or not 1 <= value <= MOST_TOKENS:
+
+        is_whole_number = isinstance(value, int | float) and value == int(value)
+        if not is_whole_number or not 1 <= value <= MOST_TOKENS:
             hint = f"an integer from 1 to {MOST_TOKENS:,}"
             raise BadRowError("wrong_type", f"{field} is {shortened(value)}", hint, field)
         return _OutputLength(int(value), is_exact=field in EXACT_LENGTH_FIELDS)
@@ -398,11 +436,17 @@ def _read_length(row: Mapping[str, Any]) -> _OutputLength:
 
 
 def _read_body_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that are sent with each request. Raises BadRowError."""
+    """Return the fields of a row that are sent in the body of each request, such as `tools`.
+
+    Raises:
+        BadRowError: A field has the wrong type.
+    """
     fields = {}
     for field, value in row.items():
-        if field not in BODY_FIELDS or value is None:
+        is_body_field = field in BODY_FIELDS
+        if not is_body_field or value is None:
             continue
+
         expected = BODY_FIELDS[field]
         try:
             fields[field] = msgspec.convert(value, expected.type)

@@ -17,9 +17,13 @@ _ROUNDING_ERROR = 1e-9
 
 
 def create_speculation_counters(options: Options) -> SpeculationCounters | None:
-    """Return the counters that the options of a server describe, None without them.
+    """Return the counters of speculative decoding for a simulated server, None if not requested.
 
-    Raises UserError if no draft of this length can have so many tokens accepted.
+    A step of the model generates the accepted tokens of a draft and one more token. So with drafts
+    of 3 tokens, the mean accepted length is 1 to 4 tokens per step.
+
+    Raises:
+        UserError: The accepted length is outside this range.
     """
     accepted_length = options.accepted_length
     if not accepted_length:
@@ -55,23 +59,29 @@ class SpeculationCounters:
         self._decoded_tokens += max(output_tokens - 1, 0)
 
     def format_lines(self, labels: str) -> Iterator[str]:
-        """Yield the counters as lines of the Prometheus text format."""
+        """Yield the counters of drafts and accepted tokens in the Prometheus text format.
+
+        Each step of the model checks one draft and generates the accepted tokens and one more. With
+        2.5 tokens per step, 100 tokens need 40 drafts, of which 60 tokens are accepted.
+        """
         drafts = int(self._decoded_tokens / self._accepted_length + _ROUNDING_ERROR)
-        accepted_tokens = min(self._decoded_tokens - drafts, drafts * self._draft_tokens)
+        draft_tokens = drafts * self._draft_tokens
+        accepted_tokens = min(self._decoded_tokens - drafts, draft_tokens)
         counters = {
             "drafts": drafts,
-            "draft_tokens": drafts * self._draft_tokens,
+            "draft_tokens": draft_tokens,
             "accepted_tokens": accepted_tokens,
         }
         for name, value in counters.items():
             yield f"# TYPE {_PREFIX}{name}_total counter"
             yield f"{_PREFIX}{name}_total{{{labels}}} {value}"
 
-        # The first tokens of a draft are accepted first, as synthetic acceptance of vLLM does.
+        # The accepted tokens by their position in a draft. A token can only be accepted if all
+        # earlier tokens of the draft are, as in the synthetic acceptance of vLLM.
         name = f"{_PREFIX}accepted_tokens_per_pos_total"
         yield f"# TYPE {name} counter"
         remaining = accepted_tokens
         for position in range(self._draft_tokens):
-            accepted_here = min(drafts, remaining)
-            remaining -= accepted_here
-            yield f'{name}{{{labels},position="{position}"}} {accepted_here}'
+            accepted_at_position = min(drafts, remaining)
+            remaining -= accepted_at_position
+            yield f'{name}{{{labels},position="{position}"}} {accepted_at_position}'
