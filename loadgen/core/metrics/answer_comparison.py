@@ -13,18 +13,20 @@ from loadgen.core.stats.excess_test import Stratum, excess_p_value
 
 
 def merge_scores(scores: Sequence[AnswerScores]) -> AnswerScores:
-    """Return the score of the checked answers of several runs together."""
-    overall = score_counts(
-        checked=sum(score.overall.checked for score in scores),
-        correct=sum(score.overall.correct for score in scores),
-    )
+    """Return the score of the checked answers of several runs together.
+
+    The result has no score of each kind of check and no tests.
+    """
+    checked_count = sum(score.overall.checked for score in scores)
+    correct_count = sum(score.overall.correct for score in scores)
+
     checked_by_question = _add_counts([score.checked_by_question for score in scores])
     wrong_by_question = _add_counts([score.wrong_by_question for score in scores])
-    questions = sum(count > 0 for count in checked_by_question)
+    question_count = sum(checked > 0 for checked in checked_by_question)
 
     return AnswerScores(
-        overall=overall,
-        questions=questions,
+        overall=score_counts(checked=checked_count, correct=correct_count),
+        questions=question_count,
         checked_by_question=format_counts(checked_by_question),
         wrong_by_question=format_counts(wrong_by_question),
     )
@@ -42,15 +44,20 @@ def different_p_value(first: AnswerScores, other: AnswerScores) -> float:
 
 
 def _pair_questions(first: AnswerScores, other: AnswerScores) -> Iterator[Stratum]:
-    """Yield the number of responses and of wrong responses to each question, in both parts."""
-    counts = zip_longest(
+    """Yield the numbers of checked and of wrong responses to each question.
+
+    The scores have one number for each question, as text such as "12 10 11". Questions without a
+    number in one of the scores count as 0. A test later looks for more wrong responses in `other`,
+    which is therefore the suspected part.
+    """
+    counts_of_questions = zip_longest(
         parse_counts(first.checked_by_question),
         parse_counts(first.wrong_by_question),
         parse_counts(other.checked_by_question),
         parse_counts(other.wrong_by_question),
         fillvalue=0,
     )
-    for first_checked, first_wrong, other_checked, other_wrong in counts:
+    for first_checked, first_wrong, other_checked, other_wrong in counts_of_questions:
         yield Stratum(
             trials=first_checked + other_checked,
             failures=first_wrong + other_wrong,
@@ -60,8 +67,9 @@ def _pair_questions(first: AnswerScores, other: AnswerScores) -> Iterator[Stratu
 
 
 def _add_counts(texts: Sequence[str]) -> list[int]:
-    """Return the sum of the counts of each question."""
-    return [sum(counts) for counts in zip_longest(*map(parse_counts, texts), fillvalue=0)]
+    """Return the sum of the counts of each question. For example, ["1 2", "3"] gives [4, 2]."""
+    counts_of_texts = [parse_counts(text) for text in texts]
+    return [sum(counts) for counts in zip_longest(*counts_of_texts, fillvalue=0)]
 
 
 def parse_counts(text: str) -> list[int]:

@@ -7,6 +7,7 @@ number in flight than below it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -135,38 +136,49 @@ def score_part(answers: Sequence[ScoredAnswer], name: str = "") -> ScorePart:
 
 
 def score_counts(checked: int, correct: int, name: str = "") -> ScorePart:
-    """Return the share `correct / checked` with its 95 % interval."""
+    """Return the share of right responses, `correct / checked`, with its 95 % Wilson interval."""
     if checked == 0:
         return ScorePart(name=name, checked=0, correct=0, score=None, low=None, high=None)
 
     score = correct / checked
     low, high = wilson_interval(score, checked)
 
-    # Rounding errors would leave these ends slightly inside of the range.
-    low = 0.0 if correct == 0 else low
-    high = 1.0 if correct == checked else high
+    # Rounding errors would leave an end near 0 or 1 slightly inside of the range from 0 to 1.
+    if correct == 0:
+        low = 0.0
+    if correct == checked:
+        high = 1.0
+
     return ScorePart(name=name, checked=checked, correct=correct, score=score, low=low, high=high)
 
 
 def summarize_answers(answers: Sequence[MeasuredAnswer]) -> AnswerScores:
-    """Return the scores of checked responses, in all, by check and by question."""
-    scored = [answer.scored for answer in answers]
-    wrong = [answer for answer in scored if not answer.is_correct]
-    questions = {answer.question for answer in scored}
+    """Return all scores of the checked responses of a run.
 
-    answers_by_check: dict[str, list[ScoredAnswer]] = {}
-    for answer in scored:
-        answers_by_check.setdefault(answer.check, []).append(answer)
+    Args:
+        answers: The checked responses, in the order of their requests.
+    """
+    scored_answers = [answer.scored for answer in answers]
+    wrong_answers = [answer for answer in scored_answers if not answer.is_correct]
+    question_indexes = {answer.question for answer in scored_answers}
 
     return AnswerScores(
-        overall=score_part(scored),
-        questions=len(questions),
-        checks=tuple(score_part(part, check) for check, part in answers_by_check.items()),
+        overall=score_part(scored_answers),
+        questions=len(question_indexes),
+        checks=tuple(_score_each_check(scored_answers)),
         load_dependence=find_load_dependence(answers),
-        reference=compare_with_reference(scored),
-        checked_by_question=_count_by_question(scored),
-        wrong_by_question=_count_by_question(wrong),
+        reference=compare_with_reference(scored_answers),
+        checked_by_question=_count_by_question(scored_answers),
+        wrong_by_question=_count_by_question(wrong_answers),
     )
+
+
+def _score_each_check(answers: Sequence[ScoredAnswer]) -> Iterator[ScorePart]:
+    """Yield the score of each kind of check, in the order of the first response of each kind."""
+    check_names = list(dict.fromkeys(answer.check for answer in answers))
+    for check_name in check_names:
+        answers_of_check = [answer for answer in answers if answer.check == check_name]
+        yield score_part(answers_of_check, check_name)
 
 
 def _count_by_question(answers: Sequence[ScoredAnswer]) -> str:
@@ -188,154 +200,193 @@ def measure_answers(
     rows: NDArray[np.void],
     measured_stages: Sequence[int],
 ) -> list[MeasuredAnswer]:
-    """Return the checked ok responses of measured stages, with the requests in flight at the send.
+    """Return each checked response with the number of requests in flight when it was requested.
+
+    Responses of failed requests, and of stages that are not measured, such as the warm-up, are left
+    out.
 
     Args:
-        scored_answers: The outcomes of all checks of a run.
-        rows: The records of all requests. A slot is the number of a request in the schedule.
+        scored_answers: The outcomes of all checks of a run. `slot` is the number of a request.
+        rows: The records of all requests.
         measured_stages: The indexes of the measured stages.
     """
     slots = rows["slot"]
     sent_ns = rows["sent_ns"]
+
     is_measured = np.isin(rows["stage"], measured_stages)
     is_ok = rows["status"] == STATUS["ok"]
     is_checked = np.isin(slots, [answer.slot for answer in scored_answers])
+    row_indexes = np.flatnonzero(is_measured & is_ok & is_checked)
 
-    selected = np.flatnonzero(is_measured & is_ok & is_checked)
-    selected_slots = slots[selected].tolist()
-    selected_times_ns = sent_ns[selected].tolist()
-    sent_ns_of_slot = dict(zip(selected_slots, selected_times_ns, strict=True))
+    measured_slots = slots[row_indexes].tolist()
+    measured_sent_ns = sent_ns[row_indexes].tolist()
+    sent_ns_by_slot = dict(zip(measured_slots, measured_sent_ns, strict=True))
 
-    measured = [answer for answer in scored_answers if answer.slot in sent_ns_of_slot]
-    times_ns = np.array([sent_ns_of_slot[answer.slot] for answer in measured], np.int64)
-    in_flight = count_in_flight(sent_ns, rows["done_ns"], times_ns)
+    measured_answers = [answer for answer in scored_answers if answer.slot in sent_ns_by_slot]
+    times_ns = np.array([sent_ns_by_slot[answer.slot] for answer in measured_answers], np.int64)
+    in_flight_counts = count_in_flight(sent_ns, rows["done_ns"], times_ns)
     return [
-        MeasuredAnswer(answer, int(count))
-        for answer, count in zip(measured, in_flight, strict=True)
+        MeasuredAnswer(answer, int(in_flight))
+        for answer, in_flight in zip(measured_answers, in_flight_counts, strict=True)
     ]
 
 
 def count_in_flight(
     sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64], at_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many requests were in flight at each of some times.
+    """Return how many requests were in flight at each time of an array.
 
-    A request is in flight from the time at which it was sent until its response has ended.
+    A request is in flight from the time at which the request is sent until its response ends. For
+    example, with requests from 0 to 10 ns and from 5 to 15 ns, 2 are in flight at 5 ns.
+
+    Args:
+        sent_ns: The time at which each request was sent. Negative if a request was never sent.
+        done_ns: The time at which each response ended. Negative if a response did not end.
+        at_ns: The times to count at.
     """
-    was_sent = sent_ns >= 0  # -1 for a request that was never sent
-    has_ended = was_sent & (done_ns >= 0)  # -1 for a request without an end
-    starts = np.sort(sent_ns[was_sent])
-    ends = np.sort(done_ns[has_ended])
+    was_sent = sent_ns >= 0
+    has_ended = was_sent & (done_ns >= 0)
+    sorted_starts = np.sort(sent_ns[was_sent])
+    sorted_ends = np.sort(done_ns[has_ended])
 
-    started = np.searchsorted(starts, at_ns, side="right")
-    ended = np.searchsorted(ends, at_ns, side="right")
-    return (started - ended).astype(np.int64)
+    # The position of a time in sorted times is the number of times up to this time.
+    started_count = np.searchsorted(sorted_starts, at_ns, side="right")
+    ended_count = np.searchsorted(sorted_ends, at_ns, side="right")
+    return (started_count - ended_count).astype(np.int64)
 
 
 # -- dependence on the load ----------------------------------------------------------------------
 
 
 def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | None:
-    """Return whether responses are worse above some number of requests in flight than below it.
+    """Return whether more responses are wrong above some number of requests in flight.
 
-    Return None if the number in flight did not vary enough. Only responses to the same question are
-    compared, so that questions of different difficulty cannot cause an alarm.
+    Several limits are tried, for example 64 and 128 requests in flight. For each limit, an exact
+    test compares responses above the limit with responses to the same question below the limit. The
+    smallest p-value is multiplied by the number of limits (Bonferroni), so that many limits do not
+    cause more false alarms. Return None if the number in flight varies too little for a comparison.
     """
     in_flight = np.array([answer.in_flight for answer in answers], np.int64)
-    levels = _levels_to_compare(in_flight)
-    if not levels:
+    limits = _limits_to_compare(in_flight)
+    if not limits:
         return None
 
     p_values = []
-    for level in levels:
-        strata = _strata_by_question(answers, in_flight > level)
+    for limit in limits:
+        strata = _strata_by_question(answers, is_suspect=in_flight > limit)
         p_values.append(excess_p_value(strata))
 
-    # With several tests, the smallest p-value is multiplied by their number (Bonferroni).
-    clearest = int(np.argmin(p_values))
-    level = levels[clearest]
-    p_value = min(1.0, p_values[clearest] * len(levels))
+    clearest_index = int(np.argmin(p_values))
+    clearest_limit = limits[clearest_index]
+    corrected_p_value = min(1.0, p_values[clearest_index] * len(limits))
 
+    below = [answer.scored for answer in answers if answer.in_flight <= clearest_limit]
+    above = [answer.scored for answer in answers if answer.in_flight > clearest_limit]
     return LoadDependence(
-        is_worse=p_value < ALARM_LEVEL,
-        p_value=p_value,
-        in_flight=level,
-        below=score_part([answer.scored for answer in answers if answer.in_flight <= level]),
-        above=score_part([answer.scored for answer in answers if answer.in_flight > level]),
-        compared=tuple(levels),
+        is_worse=corrected_p_value < ALARM_LEVEL,
+        p_value=corrected_p_value,
+        in_flight=clearest_limit,
+        below=score_part(below),
+        above=score_part(above),
+        compared=tuple(limits),
     )
 
 
-def _levels_to_compare(in_flight: NDArray[np.int64]) -> list[int]:
-    """Return the numbers in flight that divide the responses into two large enough parts.
+def _limits_to_compare(in_flight: NDArray[np.int64]) -> list[int]:
+    """Return the powers of two that divide the responses into two large enough parts.
 
-    They are powers of two, at which inference engines change their way of computing.
+    Powers of two, because servers use different code for batches of more than such a size.
+
+    Args:
+        in_flight: The number of requests in flight for each response.
     """
-    if not len(in_flight):
+    response_count = len(in_flight)
+    if response_count == 0:
         return []
 
-    min_part = max(MIN_PART, MIN_PART_SHARE * len(in_flight))
-    levels = []
-    level = 1
-    while level < int(in_flight.max()):
-        above = int((in_flight > level).sum())
-        below = len(in_flight) - above
-        if min(above, below) >= min_part:
-            levels.append(level)
-        level *= 2
+    min_part = max(MIN_PART, MIN_PART_SHARE * response_count)
+    max_in_flight = int(in_flight.max())
 
-    return levels
+    limits = []
+    limit = 1
+    while limit < max_in_flight:
+        above_count = int((in_flight > limit).sum())
+        below_count = response_count - above_count
+        if min(above_count, below_count) >= min_part:
+            limits.append(limit)
+        limit *= 2
+    return limits
 
 
 def _strata_by_question(
     answers: Sequence[MeasuredAnswer], is_suspect: NDArray[np.bool_]
 ) -> Iterator[Stratum]:
-    """Yield the responses to each question, divided into a suspected part and the rest."""
-    counts: dict[int, list[int]] = {}
-    for answer, suspect in zip(answers, is_suspect.tolist(), strict=True):
-        question_counts = counts.setdefault(answer.scored.question, [0, 0, 0, 0])
-        is_failure = not answer.scored.is_correct
-        question_counts[0] += 1
-        question_counts[1] += is_failure
-        question_counts[2] += suspect
-        question_counts[3] += suspect and is_failure
+    """Yield the numbers of responses and of wrong responses to each question.
 
-    for trials, failures, suspect_trials, suspect_failures in counts.values():
-        yield Stratum(trials, failures, suspect_trials, suspect_failures)
+    Args:
+        answers: The checked responses.
+        is_suspect: Whether each response is in the part that may have more wrong responses.
+    """
+    questions = [answer.scored.question for answer in answers]
+    is_wrong = [not answer.scored.is_correct for answer in answers]
+
+    trials: Counter[int] = Counter()
+    failures: Counter[int] = Counter()
+    suspect_trials: Counter[int] = Counter()
+    suspect_failures: Counter[int] = Counter()
+    for question, wrong, suspect in zip(questions, is_wrong, is_suspect.tolist(), strict=True):
+        trials[question] += 1
+        failures[question] += wrong
+        suspect_trials[question] += suspect
+        suspect_failures[question] += wrong and suspect
+
+    for question in trials:
+        yield Stratum(
+            trials=trials[question],
+            failures=failures[question],
+            suspect_trials=suspect_trials[question],
+            suspect_failures=suspect_failures[question],
+        )
 
 
 # -- comparison with a reference -----------------------------------------------------------------
 
 
 def compare_with_reference(answers: Sequence[ScoredAnswer]) -> ReferenceComparison | None:
-    """Return how responses compare with two responses of a reference endpoint to each question.
+    """Return whether a server's responses differ from the responses of a reference server.
 
-    If the servers do not differ, the response agrees with the first reference response more than
-    the second reference response does in half of the cases, which a sign test checks.
+    The reference server has responded twice to each question. The agreement of a text is the
+    fraction before its first difference from the first reference response. For each question, the
+    agreement of the server's response is compared with that of the second reference response. If
+    the servers do not differ, each is the larger one equally often, which a sign test checks.
     """
-    # The test needs independent cases, so only the first response to each question counts.
-    first_answers: dict[int, ScoredAnswer] = {}
+    # The test needs independent pairs, so only the first response to each question counts.
+    answer_by_question: dict[int, ScoredAnswer] = {}
     for answer in answers:
-        if answer.agreement is not None and answer.reference_agreement is not None:
-            first_answers.setdefault(answer.question, answer)
+        has_both_agreements = (
+            answer.agreement is not None and answer.reference_agreement is not None
+        )
+        if has_both_agreements and answer.question not in answer_by_question:
+            answer_by_question[answer.question] = answer
 
-    if not first_answers:
+    compared_answers = list(answer_by_question.values())
+    if not compared_answers:
         return None
 
-    agreements = np.array([answer.agreement for answer in first_answers.values()], np.float64)
+    agreements = np.array([answer.agreement for answer in compared_answers], np.float64)
     reference_agreements = np.array(
-        [answer.reference_agreement for answer in first_answers.values()], np.float64
+        [answer.reference_agreement for answer in compared_answers], np.float64
     )
 
-    worse = int((agreements < reference_agreements).sum())
-    better = int((agreements > reference_agreements).sum())
-    p_value = sign_test_p_value(worse, better)
+    worse_count = int((agreements < reference_agreements).sum())
+    better_count = int((agreements > reference_agreements).sum())
+    p_value = sign_test_p_value(worse_count, better_count)
     return ReferenceComparison(
         is_different=p_value < ALARM_LEVEL,
         p_value=p_value,
-        questions=len(first_answers),
-        worse=worse,
-        better=better,
+        questions=len(compared_answers),
+        worse=worse_count,
+        better=better_count,
         agreement=float(agreements.mean()),
         reference_agreement=float(reference_agreements.mean()),
     )

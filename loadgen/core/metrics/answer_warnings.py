@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from loadgen.core.results.answer_files import ScoredAnswer
     from loadgen.core.results.manifest import RunManifest
 
+WORSE_UNDER_LOAD = "answers_worse_under_load"
+"""The code of the warning about more wrong responses with more requests in flight."""
+DIFFERENT_FROM_REFERENCE = "answers_differ_from_reference"
+"""The code of the warning about responses that differ from a reference server's."""
+
 
 def add_answer_scores(
     summary: Summary,
@@ -29,11 +34,13 @@ def add_answer_scores(
     rows: NDArray[np.void],
     scored_answers: Sequence[ScoredAnswer],
 ) -> Summary:
-    """Return the summary with the scores of checked answers, and with warnings about them.
+    """Return the summary of a run with the scores of its checked answers.
+
+    Warnings about these scores are added to the verdict.
 
     Args:
-        summary: The summary of the records.
-        manifest: The manifest of the run.
+        summary: The summary of the run without checked answers.
+        manifest: The manifest of the run, which lists its stages.
         rows: The records of all requests.
         scored_answers: The outcomes of all checks.
     """
@@ -42,14 +49,23 @@ def add_answer_scores(
     answers = summarize_answers(measured_answers)
 
     verdict = summary.verdict
-    for code, values in _find_warnings(answers):
-        verdict = add_warning(verdict, code, values)
-
+    for warning in _find_warnings(answers):
+        verdict = add_warning(verdict, warning.code, warning.values)
     return msgspec.structs.replace(summary, answers=answers, verdict=verdict)
 
 
-def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield warnings about responses that are worse under load, or that differ from a reference."""
+class _AnswerWarning(NamedTuple):
+    """The code of a warning, and the values in its text."""
+
+    code: str
+    values: dict[str, Any]
+
+
+def _find_warnings(answers: AnswerScores) -> Iterator[_AnswerWarning]:
+    """Yield a warning if responses are worse under load or differ from a reference server.
+
+    Each warning has a probability of a false alarm of at most 1 %.
+    """
     dependence = answers.load_dependence
     if dependence is not None and dependence.is_worse:
         values = {
@@ -57,7 +73,7 @@ def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]
             "below": dependence.below.score,
             "above": dependence.above.score,
         }
-        yield "answers_worse_under_load", values
+        yield _AnswerWarning(WORSE_UNDER_LOAD, values)
 
     reference = answers.reference
     if reference is not None and reference.is_different:
@@ -66,4 +82,4 @@ def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]
             "better": reference.better,
             "questions": reference.questions,
         }
-        yield "answers_differ_from_reference", values
+        yield _AnswerWarning(DIFFERENT_FROM_REFERENCE, values)

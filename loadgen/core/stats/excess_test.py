@@ -57,14 +57,18 @@ def excess_p_value(strata: Iterable[Stratum]) -> float:
     stratum may be any of its trials with the same probability. So strata may differ in difficulty.
     Without a stratum that has both outcomes and both parts, the result is 1.
     """
-    probabilities = np.ones(1)
+    # Element k is the probability of k suspected failures more than the smallest possible number.
+    probabilities_of_excess = np.ones(1)
     observed_excess = 0
     for stratum in strata:
         distribution = _distribute_failures(stratum)
-        probabilities = _add_independent(probabilities, distribution.probabilities)
+        probabilities_of_excess = _add_independent(
+            probabilities_of_excess, distribution.probabilities
+        )
         observed_excess += stratum.suspect_failures - distribution.smallest
 
-    p_value = float(probabilities[observed_excess:].sum())
+    p_value = float(probabilities_of_excess[observed_excess:].sum())
+    # Rounding errors can leave a sum slightly above 1.
     return min(1.0, p_value)
 
 
@@ -103,10 +107,11 @@ def _add_independent(
     out, because `numpy.convolve` adds in an order, and so rounds in a way, that depends on the
     processor.
     """
-    total = np.zeros(len(first) + len(second) - 1)
-    for shift, probability in enumerate(second):
-        total[shift : shift + len(first)] += probability * first
-    return total
+    probabilities_of_sum = np.zeros(len(first) + len(second) - 1)
+    for second_count, second_probability in enumerate(second):
+        sums = slice(second_count, second_count + len(first))
+        probabilities_of_sum[sums] += second_probability * first
+    return probabilities_of_sum
 
 
 def sign_test_p_value(worse: int, better: int) -> float:
