@@ -51,12 +51,18 @@ def collect_texts(
     answers: Sequence[str | None],
     other_answers: Sequence[str | None] | None,
 ) -> list[AnswerTexts]:
-    """Return the texts of the answers with what they are scored by.
+    """Return one row for each question, with the answers and the reference they are scored by.
 
-    They are stored with `--keep-content`, so that `loadgen verify` can compute the scores again.
+    The scores can be computed again from these rows.
+
+    Args:
+        questions: The questions.
+        answers: The answer of the endpoint to each question. None if a request failed.
+        other_answers: The answers of the other endpoint, or None without another endpoint.
     """
     if other_answers is None:
         other_answers = [None] * len(answers)
+
     return [
         AnswerTexts(
             answer=answer,
@@ -76,8 +82,13 @@ def write_result(
     prompts: Sequence[ScoredPrompt],
     texts: Sequence[AnswerTexts] | None = None,
 ) -> None:
-    """Write the files of a result. Raises OSError if they cannot be written."""
+    """Write the result, the scores of each prompt and, if any, the texts to a folder.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+
     files.replace(folder / SCORES, _encode_lines(prompts))
     if texts is not None:
         files.replace(folder / TEXTS, _encode_lines(texts))
@@ -85,43 +96,50 @@ def write_result(
 
 
 def regenerate_files(folder: Path) -> dict[str, bytes]:
-    """Compute the derived files of a result again, for `loadgen verify`.
+    """Compute the files of a result again from stored data, and return their content by file name.
 
-    The result (`answers.json`) is computed from the scores (`scores.jsonl`), and the scores from
-    the texts. Texts may contain personal data and are therefore not always stored. The scores are
-    then raw data, and not part of what is returned.
-
-    Returns:
-        The content of each derived file, by its name.
+    The result (`answers.json`) is computed from the scores (`scores.jsonl`). The scores are
+    computed from the texts of the answers, and are only returned if these texts were stored.
     """
-    regenerated = {FILE: _regenerate_result(folder)}
-    if (folder / TEXTS).is_file():
-        regenerated[SCORES] = _regenerate_scores(folder)
-    return regenerated
+    content_by_name = {FILE: _regenerate_result(folder)}
+
+    has_texts = (folder / TEXTS).is_file()
+    if has_texts:
+        content_by_name[SCORES] = _regenerate_scores(folder)
+
+    return content_by_name
 
 
 def _regenerate_result(folder: Path) -> bytes:
     """Return `answers.json` with all counts and statistics computed from the stored scores."""
     stored = read_result(folder)
     prompts = read_scores(folder)
-    result = msgspec.structs.replace(
+
+    failed = [prompt for prompt in prompts if not prompt.is_answered]
+    failed_by_other = [prompt for prompt in prompts if not prompt.is_answered_by_other]
+    regenerated = msgspec.structs.replace(
         stored,
         prompts=len(prompts),
-        failed=sum(not prompt.is_answered for prompt in prompts),
-        other_failed=sum(not prompt.is_answered_by_other for prompt in prompts),
+        failed=len(failed),
+        other_failed=len(failed_by_other),
         groups=summarize_scores(prompts, stored.allowed_loss, stored.level),
     )
 
-    return format.document(result)
+    return format.document(regenerated)
 
 
 def _regenerate_scores(folder: Path) -> bytes:
-    """Return `scores.jsonl` computed from the stored texts."""
+    """Return the content of `scores.jsonl`, computed from the stored texts of the answers."""
+    rows = _read_json_lines(folder / TEXTS, AnswerTexts)
+    answers = [row.answer for row in rows]
+
+    other_answers = None
     has_other_endpoint = bool(read_result(folder).other_url)
-    texts = _read_json_lines(folder / TEXTS, AnswerTexts)
-    answers = [line.answer for line in texts]
-    other_answers = [line.other_answer for line in texts] if has_other_endpoint else None
-    return _encode_lines(score_prompts(texts, answers, other_answers))
+    if has_other_endpoint:
+        other_answers = [row.other_answer for row in rows]
+
+    scored_prompts = score_prompts(rows, answers, other_answers)
+    return _encode_lines(scored_prompts)
 
 
 def read_result(folder: Path) -> AnswersResult:
@@ -132,9 +150,9 @@ def read_result(folder: Path) -> AnswersResult:
         OSError: There is no such file.
     """
     file = folder / FILE
-    return decode_json(
-        file.read_bytes(), AnswersResult, str(file), "a result of `loadgen answers`", _DAMAGED_HINT
-    )
+    content = file.read_bytes()
+    expected = "a result of `loadgen answers`"
+    return decode_json(content, AnswersResult, str(file), expected, _DAMAGED_HINT)
 
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:
@@ -143,17 +161,15 @@ def read_scores(folder: Path) -> list[ScoredPrompt]:
 
 
 def _read_json_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
-    """Return the rows of a JSONL file, which has one JSON object for each prompt.
-
-    The lines are joined to one JSON array, because a decoding error then names the index of the
-    damaged row.
+    """Return the rows of a JSONL file, which has one JSON object in each line.
 
     Raises:
-        UserError: The file is damaged. The message calls it the scores, although it may have the
-            texts.
+        UserError: The file is damaged.
         OSError: There is no such file.
     """
     lines = file.read_bytes().splitlines()
+
+    # A decoding error of one JSON array names the index of the damaged row.
     json_array = b"[" + b",".join(lines) + b"]"
     return decode_json(
         json_array,

@@ -35,35 +35,41 @@ def code(result: AnswersResult, strict: bool) -> int:  # noqa: ARG001 - as the o
 
 
 def list_row(folder: Path) -> ListRow:
-    """Return the row of a result in the list of results."""
+    """Return the row of a result in the list of all results."""
     result = load(folder)
+
+    target = result.url
+    if result.other_url:
+        target += f", against {result.other_url}"
+
     return ListRow(
         outcome=answers_text.outcome(result),
         description=f"{result.dataset} · {result.model}",
-        target=result.url + (f", against {result.other_url}" if result.other_url else ""),
+        target=target,
         simulated=result.simulated,
     )
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    """Yield the derived files of a folder, for `loadgen verify`.
+    """Yield the files of a result as computed again from stored data.
 
-    `answers.json` is computed from the scores of every prompt, except for fields such as the URL of
-    the endpoint. `scores.jsonl` is computed from the texts of the answers. If these are not stored,
-    the scores are raw data, and are not regenerated.
+    `answers.json` is computed from the scores of every prompt, except for fields such as the URL.
+    `scores.jsonl` is computed from the texts of the answers, if these texts were stored.
     """
-    regenerated = answer_files.regenerate_files(folder)
+    content_by_name = answer_files.regenerate_files(folder)
+
     yield RegeneratedFile(
         name=answer_files.FILE,
-        data=regenerated[answer_files.FILE],
+        data=content_by_name[answer_files.FILE],
         basis="the scores of every prompt",
         leave=FIELDS_NOT_FROM_SCORES,
     )
 
-    if answer_files.SCORES in regenerated:
+    scores_content = content_by_name.get(answer_files.SCORES)
+    if scores_content is not None:
         yield RegeneratedFile(
             name=answer_files.SCORES,
-            data=regenerated[answer_files.SCORES],
+            data=scores_content,
             basis="the texts of the answers",
         )
 

@@ -14,6 +14,9 @@ from loadgen.core.workload.known_answers import is_choice_letter, read_reference
 from loadgen.core.workload.row_errors import BadRowError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""The bytes with which some editors begin a file."""
+_CLASS_KEY = "class"
+"""The key of the class of prompts whose scores are also reported separately."""
 
 
 class AnswerKey(
@@ -46,25 +49,26 @@ class Question(AnswerKey, frozen=True, kw_only=True):
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """Return the questions of a file, at most `limit` of them.
 
-    All rows are read even if one of them is invalid, so that the user can correct them together.
-    Reading ends early only if too many are invalid.
+    An invalid row does not end the reading, so that the user sees all invalid rows together.
 
     Raises:
-        CombinedError: Rows are invalid. It contains one error for each of them.
+        CombinedError: Rows are invalid. The error contains one error for each invalid row.
     """
     rows = read_rows(path)
     row_count = len(rows) if limit is None else min(limit, len(rows))
-    questions: list[Question] = []
 
+    questions: list[Question] = []
     errors: list[LoadgenError] = []
     for row_index in range(row_count):
+        line = rows.line(row_index)
         try:
-            questions.append(_parse_question(rows.line(row_index)))
+            question = _parse_question(line)
         except BadRowError as bad_row:
             errors.append(_locate_error(bad_row, path, row_index))
-            # If so, this also adds an error that says that there are more.
             if has_too_many(errors, str(path)):
                 break
+        else:
+            questions.append(question)
 
     if errors:
         raise CombinedError(errors)
@@ -79,21 +83,22 @@ def _locate_error(bad_row: BadRowError, path: Path, row_index: int) -> UserError
 
 
 def _parse_question(line: bytes) -> Question:
-    """Return the question in a row of the data set.
-
-    The reference is the letter of a choice if the row lists choices, or if it is a capital letter.
+    """Return the question in one line of a JSONL file, with its right answer if there is one.
 
     Raises:
         BadRowError: A field has a wrong type.
     """
     line = line.removeprefix(_BYTE_ORDER_MARK)
     row: dict[str, Any] = msgspec.json.decode(line)
-    reference = read_reference(row)
+
+    right_answer = read_reference(row)
+    is_choice = right_answer is not None and is_choice_letter(row, right_answer)
+    class_name = str(row.get(_CLASS_KEY) or "")
 
     return Question(
         row=parse_row(line.strip()),
-        reference=reference,
-        is_choice=reference is not None and is_choice_letter(row, reference),
+        reference=right_answer,
+        is_choice=is_choice,
         wants_json=requests_json(row),
-        group=str(row.get("class") or ""),
+        group=class_name,
     )

@@ -18,8 +18,11 @@ from loadgen.answers.questions import Question
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results import files
-from loadgen.core.workload.dataset_rows import LENGTH_FIELDS
-from loadgen.core.workload.known_answers import RECORDED_KEY
+from loadgen.core.workload.dataset_rows import LENGTH_FIELDS, DatasetRow
+from loadgen.core.workload.known_answers import RECORDED_KEY, CheckKind
+
+SIMILARITY_CHECK: CheckKind = "similarity"
+"""The kind of check that compares a response with recorded responses."""
 
 RECORDINGS = 2
 """How often each prompt is sent. The second response shows how much the reference varies itself."""
@@ -49,16 +52,16 @@ def record_reference(
     file: Path,
     on_progress: Callable[[str, int], None],
 ) -> RecordedReference:
-    """Send every prompt twice, and write the prompts with their responses to a file.
+    """Send every prompt twice, and write each prompt with its two responses to a file.
 
-    A prompt is left out if one of its requests failed.
+    A prompt is left out of the file if one of its requests failed.
 
     Args:
-        endpoint: The reference endpoint.
+        endpoint: The reference endpoint, whose responses are recorded.
         questions: The prompts.
-        options: How they are sent.
+        options: How prompts are sent.
         file: The file to write.
-        on_progress: Called with the name of the recording and the number of its responses so far.
+        on_progress: Called with "recording 1" or "recording 2" and its number of responses so far.
 
     Raises:
         TargetError: The endpoint cannot be used, or no prompt has a response.
@@ -69,7 +72,10 @@ def record_reference(
         for number in range(1, RECORDINGS + 1)
     ]
     failures = [failure for recording in recordings for failure in recording.failures]
-    responses_by_question = list(zip(*(recording.texts for recording in recordings), strict=True))
+
+    # One tuple for each question, with its response in each recording.
+    texts_of_recordings = [recording.texts for recording in recordings]
+    responses_by_question = list(zip(*texts_of_recordings, strict=True))
 
     rows = list(_recorded_rows(questions, responses_by_question, options))
     if not rows:
@@ -77,10 +83,12 @@ def record_reference(
         raise TargetError("no_result", f"no response could be recorded: {reason}", str(file))
 
     _write_rows(file, rows)
+
+    rows_with_different_responses = [row for row in rows if len(set(row[RECORDED_KEY])) > 1]
     return RecordedReference(
         prompts=len(rows),
         failed=len(questions) - len(rows),
-        varying=sum(len(set(row[RECORDED_KEY])) > 1 for row in rows),
+        varying=len(rows_with_different_responses),
         failures=tuple(failures),
     )
 
@@ -99,31 +107,43 @@ def _recorded_rows(
     responses_by_question: Sequence[tuple[str | None, ...]],
     options: SendOptions,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the file: each prompt with its responses, if all requests succeeded.
+    """Yield one JSON row for each prompt whose requests all succeeded.
 
-    A row without a limit of output tokens gets the one that was used, because another limit would
-    cut the responses of the load at different places.
+    A row has the prompt and its recorded responses. A failed request has the response None.
     """
-    default_limit = options.max_tokens or DEFAULT_OUTPUT_TOKENS
+    default_max_tokens = options.max_tokens or DEFAULT_OUTPUT_TOKENS
+
     for question, responses in zip(questions, responses_by_question, strict=True):
-        if None in responses:
+        has_failed_request = None in responses
+        if has_failed_request:
             continue
-        row = question.row
-        recorded: dict[str, Any] = {"check": "similarity"}
-        if row.messages is not None:
-            recorded["messages"] = row.messages
-        else:
-            recorded["prompt"] = row.prompt
-        recorded["max_tokens"] = row.output_tokens or default_limit
-        recorded |= _sent_fields(row.extra)
-        recorded[RECORDED_KEY] = list(responses)
-        yield recorded
+        yield _recorded_row(question.row, responses, default_max_tokens)
 
 
-def _sent_fields(extra: dict[str, Any]) -> dict[str, Any]:
-    """Return further fields of a request as a row of a data set has them."""
-    fields = {name: value for name, value in extra.items() if name not in LENGTH_FIELDS}
-    return {"extra_body": fields} if fields else {}
+def _recorded_row(
+    prompt_row: DatasetRow, responses: Sequence[str | None], default_max_tokens: int
+) -> dict[str, Any]:
+    """Return a prompt and its recorded responses as one JSON row.
+
+    The row also has the limit of output tokens that was used, so that a later response to the
+    prompt has the same limit and can be compared with the recorded responses.
+    """
+    recorded_row: dict[str, Any] = {"check": SIMILARITY_CHECK}
+    if prompt_row.messages is not None:
+        recorded_row["messages"] = prompt_row.messages
+    else:
+        recorded_row["prompt"] = prompt_row.prompt
+
+    recorded_row["max_tokens"] = prompt_row.output_tokens or default_max_tokens
+
+    request_parameters = {
+        name: value for name, value in prompt_row.extra.items() if name not in LENGTH_FIELDS
+    }
+    if request_parameters:
+        recorded_row["extra_body"] = request_parameters
+
+    recorded_row[RECORDED_KEY] = list(responses)
+    return recorded_row
 
 
 def _write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:

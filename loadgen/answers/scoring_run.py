@@ -68,7 +68,7 @@ def run_scoring(
     """Send all questions, score the responses, and write the result if a folder is specified.
 
     Args:
-        dataset: The file of the questions.
+        dataset: The file that the questions were read from.
         questions: The questions.
         first: Endpoint A.
         second: Endpoint B, or None to score endpoint A alone.
@@ -81,17 +81,19 @@ def run_scoring(
         OSError: The folder cannot be written.
     """
     completions = send_to_both(first, second, questions, options.send, on_progress)
-    scored_prompts = score_prompts(questions, completions.a.texts, completions.texts_b)
+    texts_a = completions.a.texts
+    texts_b = completions.texts_b
+    scored_prompts = score_prompts(questions, texts_a, texts_b)
 
     result = _summarize_endpoint_a(dataset, first, completions.a, scored_prompts, options)
     if second is not None:
         result = _add_endpoint_b(result, second, completions)
 
     if options.out is not None:
-        texts = None
+        stored_texts = None
         if options.keep_texts:
-            texts = answer_files.collect_texts(questions, completions.a.texts, completions.texts_b)
-        answer_files.write_result(options.out, result, scored_prompts, texts)
+            stored_texts = answer_files.collect_texts(questions, texts_a, texts_b)
+        answer_files.write_result(options.out, result, scored_prompts, stored_texts)
 
     return ScoringOutcome(result, completions.failures)
 
@@ -103,13 +105,16 @@ def _summarize_endpoint_a(
     scored_prompts: Sequence[ScoredPrompt],
     options: ScoringOptions,
 ) -> AnswersResult:
-    """Return the result with the facts about endpoint A and all scores.
+    """Return the result of a scoring run: facts about endpoint A, and the scores of all prompts.
 
-    A prompt without a response has the text None and counts as failed.
+    A request without a response has the text None and counts as failed.
     """
+    dataset_hash = hashlib.sha256(dataset.read_bytes())
+    groups = summarize_scores(scored_prompts, options.allowed_loss, options.level)
+
     return AnswersResult(
         dataset=dataset.name,
-        dataset_sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
+        dataset_sha256=dataset_hash.hexdigest(),
         version=loadgen_version(),
         url=redacted_url(endpoint),
         model=completions.model,
@@ -118,21 +123,26 @@ def _summarize_endpoint_a(
         allowed_loss=options.allowed_loss,
         level=options.level,
         simulated=options.simulated or completions.simulated,
-        groups=summarize_scores(scored_prompts, options.allowed_loss, options.level),
+        groups=groups,
     )
 
 
 def _add_endpoint_b(
     result: AnswersResult, endpoint: Settings, completions: CompletionPair
 ) -> AnswersResult:
-    """Return a result with the facts about endpoint B and, if needed, a note on token counts."""
-    assert completions.b is not None, "questions were sent to endpoint B"
-    note = describe_token_difference(completions.a, completions.b)
+    """Return a result of endpoint A with the facts about endpoint B added.
+
+    A note is added if the endpoints count different numbers of tokens in the same prompts.
+    """
+    completions_b = completions.b
+    assert completions_b is not None, "questions were sent to endpoint B"
+
+    token_note = describe_token_difference(completions.a, completions_b)
     return replace(
         result,
         other_url=redacted_url(endpoint),
-        other_model=completions.b.model,
-        other_failed=completions.b.texts.count(None),
-        simulated=result.simulated or completions.b.simulated,
-        notes=(note,) if note else (),
+        other_model=completions_b.model,
+        other_failed=completions_b.texts.count(None),
+        simulated=result.simulated or completions_b.simulated,
+        notes=(token_note,) if token_note else (),
     )
