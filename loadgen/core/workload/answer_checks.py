@@ -54,12 +54,13 @@ class CheckedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_answer(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
-    """Return whether a response is right by what is known about its question.
+    """Return whether a response is right, by the kind of check of its question.
 
     Raises:
         UserError: The package `jsonschema` is needed and not installed.
     """
-    return _CHECKS[known.check](known, response)
+    check_response = _CHECKS[known.check]
+    return check_response(known, response)
 
 
 def _check_exact(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
@@ -81,31 +82,47 @@ def _check_json(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
 
 
 def _check_tool_call(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
-    """Check that a response calls the right tool with arguments that fit its schema.
+    """Check that a response calls the right tool with arguments that fit the tool's JSON Schema.
 
-    All calls have to be of tools that the question offers, with valid arguments. The first call has
-    to be of the expected tool, if the question names one.
+    If the question names an expected tool, the first call has to be of this tool. All calls have to
+    be of tools that the question offers.
     """
     if not response.calls:
         return CheckedAnswer(is_correct=False)
 
-    has_expected_tool = known.expected in ("", response.calls[0].name)
-    are_valid = all(
-        call.name in known.tools and _fits_schema(call.arguments, known.tools[call.name])
-        for call in response.calls
-    )
-    return CheckedAnswer(is_correct=has_expected_tool and are_valid)
+    is_any_tool_right = known.expected == ""
+    first_call = response.calls[0]
+    is_first_call_right = is_any_tool_right or first_call.name == known.expected
+
+    are_calls_valid = all(_is_valid_call(call, known) for call in response.calls)
+    return CheckedAnswer(is_correct=is_first_call_right and are_calls_valid)
+
+
+def _is_valid_call(call: ToolCall, known: KnownAnswer) -> bool:
+    """Return True if a tool call is of a tool of the question, with arguments that fit."""
+    if call.name not in known.tools:
+        return False
+    arguments_schema = known.tools[call.name]
+    return _fits_schema(call.arguments, arguments_schema)
 
 
 def _check_similarity(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
-    """Check that a response equals a recorded one, and measure how far it agrees with the first."""
+    """Check that a response equals one of the recorded responses of a reference endpoint.
+
+    The agreement is the fraction of the response before its first difference from the first
+    recorded response. The second recorded response, if any, has an agreement in the same way.
+    """
     first_reference = known.references[0]
+    agreement = measure_agreement(response.text, first_reference)
+
     reference_agreement = None
     if len(known.references) > 1:
-        reference_agreement = measure_agreement(known.references[1], first_reference)
+        second_reference = known.references[1]
+        reference_agreement = measure_agreement(second_reference, first_reference)
+
     return CheckedAnswer(
         is_correct=response.text in known.references,
-        agreement=measure_agreement(response.text, first_reference),
+        agreement=agreement,
         reference_agreement=reference_agreement,
     )
 
@@ -120,10 +137,10 @@ _CHECKS: dict[CheckKind, Callable[[KnownAnswer, ResponseContent], CheckedAnswer]
 
 
 def find_choice(answer: str) -> str:
-    """Return the letter that an answer chooses, or "" if there is none.
+    """Return the letter from A to J that an answer chooses, or "" if there is no such letter.
 
-    Choices are the letters from A to J, as in MMLU-Pro. The answer is the letter after "answer",
-    "choice" or "option", as in "The answer is (B)", or else the first letter that stands alone.
+    For example, "The answer is (B)" chooses B. Without a word such as "answer", "choice" or
+    "option", the first letter that stands alone counts: "C, because ..." chooses C.
     """
     match = STATED_CHOICE.search(answer) or LONE_CHOICE.search(answer)
     return "" if match is None else match[1]
@@ -141,26 +158,33 @@ def _without_fence(answer: str) -> str:
 
 
 def _fits_schema(json_text: str, schema: Mapping[str, Any] | None) -> bool:
-    """Return True if a text is JSON and fits a schema. Every JSON fits without a schema."""
+    """Return True if a text is JSON and its value fits a JSON Schema, if there is a schema."""
     try:
         value = json.loads(json_text)
     except (ValueError, RecursionError):
         return False
+
     if not schema:
         return True
-    is_valid: bool = _validator_of(json.dumps(schema, sort_keys=True)).is_valid(value)
+
+    # The validator is cached by the text of the schema, because a dict cannot be a cache key.
+    schema_text = json.dumps(schema, sort_keys=True)
+    validator = _validator_of(schema_text)
+    is_valid: bool = validator.is_valid(value)
     return is_valid
 
 
 @functools.lru_cache(maxsize=1024)
 def _validator_of(schema_text: str) -> Any:
-    """Return the validator of a JSON Schema, which is given as text so that it can be cached.
+    """Return the validator of a JSON Schema.
 
-    Raises UserError if the package `jsonschema` is not installed.
+    Raises:
+        UserError: The package `jsonschema` is not installed.
     """
     validators = _import_validators()
     schema = json.loads(schema_text)
-    return validators.validator_for(schema)(schema)
+    validator_type = validators.validator_for(schema)
+    return validator_type(schema)
 
 
 def _import_validators() -> Any:
@@ -174,11 +198,15 @@ def _import_validators() -> Any:
 
 
 def find_schema_problem(known: KnownAnswer) -> str:
-    """Return why the schemas of a question cannot be used, or "" if they can.
+    """Return what is wrong with the first invalid JSON Schema of a question, or "".
 
-    Raises UserError if there is a schema and the package `jsonschema` is not installed.
+    A question may have a schema of its response, and a schema of the arguments of each tool.
+
+    Raises:
+        UserError: There is a schema, and the package `jsonschema` is not installed.
     """
-    schemas = [schema for schema in (known.schema, *known.tools.values()) if schema]
+    possible_schemas = [known.schema, *known.tools.values()]
+    schemas = [schema for schema in possible_schemas if schema]
     if not schemas:
         return ""
 
@@ -186,24 +214,29 @@ def find_schema_problem(known: KnownAnswer) -> str:
     from jsonschema.exceptions import SchemaError
 
     for schema in schemas:
+        validator_type = validators.validator_for(schema)
         try:
-            validators.validator_for(schema).check_schema(schema)
+            validator_type.check_schema(schema)
         except SchemaError as error:
             return str(error.message)
     return ""
 
 
 def measure_agreement(first: str, second: str) -> float:
-    """Return the fraction of two texts before their first difference, counted in words.
+    """Return the fraction of the longer of two texts before the first difference, in words.
 
-    The fraction is of the longer text. Two empty texts agree completely.
+    For example, "a b c d" and "a b x" agree in 2 of 4 words, which is 0.5. Two empty texts agree
+    completely.
     """
     first_words = split_words(first)
     second_words = split_words(second)
-    longer = max(len(first_words), len(second_words))
-    if longer == 0:
+
+    longer_length = max(len(first_words), len(second_words))
+    if longer_length == 0:
         return 1.0
-    return common_prefix_length(first_words, second_words) / longer
+
+    equal_words = common_prefix_length(first_words, second_words)
+    return equal_words / longer_length
 
 
 def common_prefix_length(first: Sequence[str], second: Sequence[str]) -> int:

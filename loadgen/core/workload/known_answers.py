@@ -30,6 +30,13 @@ REFERENCE_KEYS = ("reference", "answer", "output", "response", "target")
 RECORDED_KEY = "reference_responses"
 """The key of the responses that a reference endpoint gave, as `loadgen answers --record` writes."""
 
+CHECK_KEY = "check"
+"""The key of the kind of check."""
+SCHEMA_KEY = "schema"
+"""The key of the JSON Schema that responses have to fit."""
+TOOLS_KEY = "tools"
+"""The key of the tools that the model may call."""
+
 JSON_FORMATS = ("json_object", "json_schema")
 """Values of `response_format.type` that request JSON."""
 
@@ -56,11 +63,11 @@ class KnownAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def parse_known_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
-    """Return what is known about the right response to the question in a row.
+    """Return the right response to the question in a row of a file, and how to check responses.
 
     Args:
-        row: The decoded row of the file.
-        row_number: Its number, from 1.
+        row: The decoded JSON row. Its keys decide the kind of check.
+        row_number: The number of the row in the file, from 1.
 
     Raises:
         BadRowError: The row has nothing to check a response by, or a value has a wrong type.
@@ -72,15 +79,19 @@ def parse_known_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
     check = _choose_check(row)
     match check:
         case "similarity":
-            return KnownAnswer(check=check, row=row_number, references=_read_references(row))
+            recorded_responses = _read_references(row)
+            return KnownAnswer(check=check, row=row_number, references=recorded_responses)
+
         case "tool_call":
             tools = _read_tools(row)
-            called_tool = read_reference(row) or ""
-            return KnownAnswer(check=check, row=row_number, tools=tools, expected=called_tool)
+            expected_tool = read_reference(row) or ""
+            return KnownAnswer(check=check, row=row_number, tools=tools, expected=expected_tool)
+
         case "json":
             example = read_reference(row) or ""
             schema = _read_schema(row)
             return KnownAnswer(check=check, row=row_number, schema=schema, expected=example)
+
         case "exact" | "choice":
             right_answer = read_reference(row)
             if right_answer is None:
@@ -90,35 +101,45 @@ def parse_known_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
 
 
 def _choose_check(row: Mapping[str, Any]) -> CheckKind:
-    """Return the kind of check of a row: the one that it names, or the one that its keys imply.
+    """Return how responses to the question in a row are checked.
 
-    Raises BadRowError if the row names an unknown check, or implies none.
+    The key `check` names the kind of check. Without this key, the other keys of the row decide. For
+    example, a row with tools expects a tool call.
+
+    Raises:
+        BadRowError: The row names an unknown check, or has no known answer.
     """
-    named_check = row.get("check")
+    named_check = row.get(CHECK_KEY)
     if named_check is not None:
-        if named_check not in CHECK_KINDS:
-            problem = f"check is {named_check!r}"
-            hint = f"use one of {', '.join(CHECK_KINDS)}"
-            raise BadRowError("unknown_name", problem, hint, "check")
-        return _as_check_kind(named_check)
+        return _parse_check_kind(named_check)
 
     if row.get(RECORDED_KEY) is not None:
         return "similarity"
-    if row.get("tools"):
+
+    if row.get(TOOLS_KEY):
         return "tool_call"
-    if requests_json(row) or row.get("schema") is not None:
+
+    has_schema = row.get(SCHEMA_KEY) is not None
+    if has_schema or requests_json(row):
         return "json"
 
     reference = read_reference(row)
     if reference is None:
         hint = "add the right answer, for example as answer, or recorded reference_responses"
         raise BadRowError("missing_key", "the row has no known answer", hint)
+
     return "choice" if is_choice_letter(row, reference) else "exact"
 
 
-def _as_check_kind(name: str) -> CheckKind:
-    """Return the name of a check with its type."""
-    return next(kind for kind in CHECK_KINDS if kind == name)
+def _parse_check_kind(name: object) -> CheckKind:
+    """Return the kind of check that a row names. Raises BadRowError for an unknown name."""
+    for kind in CHECK_KINDS:
+        if kind == name:
+            return kind
+
+    problem = f"check is {name!r}"
+    hint = f"use one of {', '.join(CHECK_KINDS)}"
+    raise BadRowError("unknown_name", problem, hint, CHECK_KEY)
 
 
 def requests_json(row: Mapping[str, Any]) -> bool:
@@ -139,9 +160,9 @@ def is_choice_letter(row: Mapping[str, Any], reference: str) -> bool:
 
 
 def read_reference(row: Mapping[str, Any]) -> str | None:
-    """Return the right answer of a row as text, or None if it has none.
+    """Return the right answer of a row as text, or None if the row has no right answer.
 
-    It is the value of the first key in REFERENCE_KEYS that is not null. A number becomes a text.
+    The first key of REFERENCE_KEYS that has a value counts. A number is returned as text.
 
     Raises:
         BadRowError: The value is neither a string nor a number.
@@ -154,14 +175,19 @@ def read_reference(row: Mapping[str, Any]) -> str | None:
 
 
 def _reference_to_text(value: object, key: str) -> str:
-    """Return a right answer as text. Raises BadRowError if it is neither a string nor a number.
+    """Return a right answer as text.
 
-    `key` is the key of the value in the row, for the error. A boolean is refused, although it is an
-    integer in Python, because its text "True" is unlikely to be an answer.
+    Args:
+        value: The right answer.
+        key: The key of the value in its row, for the error.
+
+    Raises:
+        BadRowError: The value is neither a string nor a number.
     """
     if isinstance(value, str):
         return value
 
+    # A boolean is an integer in Python, but its text "True" is unlikely to be an answer.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number:
         return str(value)
@@ -175,56 +201,81 @@ def _reference_to_text(value: object, key: str) -> str:
 
 
 def _read_references(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the recorded responses of a reference endpoint. Raises BadRowError if there are none.
+    """Return the responses to compare with: the recorded responses, or else the right answer.
 
-    A row without recorded responses may have its reference response under one of REFERENCE_KEYS.
+    Raises:
+        BadRowError: The row has neither, or the recorded responses are no list of texts.
     """
-    recorded = row.get(RECORDED_KEY)
-    if recorded is None:
-        reference = read_reference(row)
-        recorded = [] if reference is None else [reference]
+    references = row.get(RECORDED_KEY)
+    if references is None:
+        right_answer = read_reference(row)
+        references = [] if right_answer is None else [right_answer]
 
-    is_list_of_texts = isinstance(recorded, list) and all(
-        isinstance(text, str) for text in recorded
-    )
-    if not is_list_of_texts or not recorded:
+    is_list = isinstance(references, list)
+    has_only_texts = is_list and all(isinstance(text, str) for text in references)
+    if not has_only_texts or not references:
         problem = f"{RECORDED_KEY} must be a list of at least one text"
         hint = "record them: loadgen answers FILE --url REFERENCE --record NEW_FILE"
         raise BadRowError("wrong_type", problem, hint, RECORDED_KEY)
-    return tuple(recorded)
+
+    return tuple(references)
 
 
 def _read_schema(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON Schema of a response, or None if it only has to be JSON.
+    """Return the JSON Schema that responses have to fit, or None if any JSON is right.
 
-    It is the value of `schema`, or that of `response_format` as OpenAI's API defines it.
+    The schema is the value of `schema`, or `response_format.json_schema.schema` as in requests of
+    OpenAI's API.
+
+    Raises:
+        BadRowError: The schema is not a JSON object.
     """
-    schema = row.get("schema")
-    if schema is None and isinstance(row.get("response_format"), Mapping):
-        wrapper = row["response_format"].get("json_schema")
-        schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
+    schema = row.get(SCHEMA_KEY)
+    if schema is None:
+        response_format = _as_mapping(row.get("response_format"))
+        schema_format = _as_mapping(response_format.get("json_schema"))
+        schema = schema_format.get("schema")
+
     if schema is None:
         return None
+
     if not isinstance(schema, dict):
-        raise BadRowError("wrong_type", "schema must be an object", "write a JSON Schema", "schema")
+        problem = "schema must be an object"
+        raise BadRowError("wrong_type", problem, "write a JSON Schema", SCHEMA_KEY)
+
     return schema
 
 
+def _as_mapping(value: object) -> Mapping[str, Any]:
+    """Return a JSON value if the value is an object, or else an empty object."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def _read_tools(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the schemas of the arguments of all tools that a row offers, by name.
+    """Return the JSON Schema of the arguments of each tool of a row, by the name of the tool.
 
-    Raises BadRowError if the row offers no tool, or if a tool has no name.
+    A tool is written as in OpenAI's API: {"function": {"name": ..., "parameters": schema}}. A tool
+    without a name is ignored.
+
+    Raises:
+        BadRowError: The row has no tool with a name.
     """
-    tools = row.get("tools")
-    schemas: dict[str, dict[str, Any]] = {}
-    for tool in tools if isinstance(tools, list) else []:
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            parameters = function.get("parameters")
-            schemas[function["name"]] = parameters if isinstance(parameters, dict) else {}
+    tools = row.get(TOOLS_KEY)
+    if not isinstance(tools, list):
+        tools = []
 
-    if not schemas:
+    schema_by_tool: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function = _as_mapping(_as_mapping(tool).get("function"))
+        name = function.get("name")
+        if isinstance(name, str):
+            parameters = function.get("parameters")
+            has_schema = isinstance(parameters, dict)
+            schema_by_tool[name] = parameters if has_schema else {}
+
+    if not schema_by_tool:
         problem = "the row has no tools whose call could be checked"
         hint = 'add tools: [{"type": "function", "function": {"name": ..., "parameters": {...}}}]'
-        raise BadRowError("missing_key", problem, hint, "tools")
-    return schemas
+        raise BadRowError("missing_key", problem, hint, TOOLS_KEY)
+
+    return schema_by_tool
