@@ -17,13 +17,16 @@ from loadgen.core.metrics.answer_scores import count_in_flight
 from loadgen.core.requests.question_prompts import QuestionFinder
 from loadgen.core.results.answer_files import RecordedCall, RecordedResponse
 from loadgen.core.results.record import STATUS
-from loadgen.core.workload.known_answers import KnownAnswer
+from loadgen.core.workload.known_answers import CheckKind, KnownAnswer
 from loadgen.sim.engine.latency_model import draw_uniform
 from loadgen.sim.server.wire_format import TOKEN_WORDS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+TOOL_CALL_CHECK: CheckKind = "tool_call"
+"""The kind of check that expects a tool call as response."""
 
 # Numbers of the random streams that this module draws from. Others use 1 to 4.
 _WRONG_STREAM = 5
@@ -54,55 +57,69 @@ def simulate_responses(
     records: NDArray[np.void],
     defects: AnswerDefects,
 ) -> list[RecordedResponse]:
-    """Return the responses to all questions of a run that succeeded, in the order of the records.
+    """Return the simulated responses to all successful requests that are questions.
 
     Args:
-        known_answers: What is known about the right response to each question.
-        find_question: Returns the index of the question of a request.
-        records: The records of all requests.
-        defects: How responses are wrong.
+        known_answers: The right response to each question.
+        find_question: Returns the index of the question of a request, or None for a request whose
+            right response is not known.
+        records: The records of all requests. `slot` is the number of a request.
+        defects: How often, and from which load on, responses are wrong.
     """
     sent_ns = records["sent_ns"]
-    in_flight = count_in_flight(sent_ns, records["done_ns"], sent_ns)
+    done_ns = records["done_ns"]
+    in_flight_counts = count_in_flight(sent_ns, done_ns, at_ns=sent_ns)
+
     is_ok = records["status"] == STATUS["ok"]
+    ok_slots = records["slot"][is_ok].tolist()
+    ok_in_flight_counts = in_flight_counts[is_ok].tolist()
 
     responses = []
-    columns = zip(records["slot"].tolist(), in_flight.tolist(), is_ok.tolist(), strict=True)
-    for slot, count, succeeded in columns:
-        question = find_question(slot) if succeeded else None
+    for slot, in_flight in zip(ok_slots, ok_in_flight_counts, strict=True):
+        question = find_question(slot)
         if question is not None:
             known = known_answers[question]
-            responses.append(simulate_response(known, question, slot, count, defects))
+            responses.append(simulate_response(known, question, slot, in_flight, defects))
     return responses
 
 
 def simulate_response(
     known: KnownAnswer, question: int, slot: int, in_flight: int, defects: AnswerDefects
 ) -> RecordedResponse:
-    """Return the response of the simulated model to one question.
+    """Return the response of the simulated model to one question: right, or with a defect.
 
     Args:
-        known: What is known about the right response.
+        known: The right response to the question.
         question: The index of the question.
         slot: The number of the request, which decides whether the response is corrupted.
         in_flight: The number of requests in flight when the request arrived.
-        defects: How responses are wrong.
+        defects: How often, and from which load on, responses are wrong.
     """
     text = right_response_text(known)
+
     if defects.changed_words_share:
         # The words that a model chooses differently depend on the question, not on the request.
         text = change_words(text, defects.changed_words_share, defects.seed, question)
 
-    is_suspect = in_flight > defects.above_in_flight
-    is_wrong = draw_uniform(defects.seed, _WRONG_STREAM, slot) < defects.wrong_share
-    if is_suspect and is_wrong:
+    is_load_high_enough = in_flight > defects.above_in_flight
+    random_number = draw_uniform(defects.seed, _WRONG_STREAM, slot)
+    is_corrupted = is_load_high_enough and random_number < defects.wrong_share
+    if is_corrupted:
         text = corrupt_text(text, defects.seed, slot)
 
-    if known.check != "tool_call":
+    if known.check != TOOL_CALL_CHECK:
         return RecordedResponse(slot=slot, question=question, text=text)
-    called_tool = known.expected or next(iter(known.tools))
-    call = RecordedCall(name=called_tool, arguments=text)
+
+    # The text has the arguments of the tool.
+    call = RecordedCall(name=_tool_to_call(known), arguments=text)
     return RecordedResponse(slot=slot, question=question, text="", calls=(call,))
+
+
+def _tool_to_call(known: KnownAnswer) -> str:
+    """Return the name of the expected tool, or of the first tool if any tool is right."""
+    if known.expected:
+        return known.expected
+    return next(iter(known.tools))
 
 
 def right_response_text(known: KnownAnswer) -> str:
@@ -111,8 +128,8 @@ def right_response_text(known: KnownAnswer) -> str:
         case "similarity":
             return known.references[0]
         case "tool_call":
-            called_tool = known.expected or next(iter(known.tools))
-            return _encode_example(known.tools[called_tool])
+            arguments_schema = known.tools[_tool_to_call(known)]
+            return _encode_example(arguments_schema)
         case "json":
             return known.expected or _encode_example(known.schema or {})
         case "exact" | "choice":
@@ -120,35 +137,52 @@ def right_response_text(known: KnownAnswer) -> str:
 
 
 def corrupt_text(text: str, seed: int, slot: int) -> str:
-    """Return a text in which one word is replaced by another one.
+    """Return a text in which one word, at a random position, is replaced by a different word.
 
-    The other word is no letter of a choice, no number and no JSON, so that every check can see it.
-    An empty text becomes the other word.
+    The seed and the number of the request (`slot`) decide the position and the word.
     """
-    text_parts = text.split(" ")
-    position = int(draw_uniform(seed, _WORD_STREAM, slot) * len(text_parts))
-    text_parts[position] = _other_word(text_parts[position], seed, slot)
-    return " ".join(text_parts)
+    words = text.split(" ")
+    random_fraction = draw_uniform(seed, _WORD_STREAM, slot)
+    position = int(random_fraction * len(words))
+    words[position] = _other_word(words[position], seed, slot)
+    return " ".join(words)
 
 
 def change_words(text: str, share: float, seed: int, question: int) -> str:
-    """Return a text in which the model has chosen some words differently.
+    """Return a text whose words all differ from some random word on.
 
-    Each word is the first different one with the probability `share`. All words after it are
-    different, too.
+    A model that chooses one word differently also continues with different words. For example, "a b
+    c" may become "a x y".
+
+    Args:
+        text: The text.
+        share: The probability that a word is the first different word.
+        seed: The seed of the random choices.
+        question: The index of the question, which also decides the choices.
     """
-    text_parts = text.split(" ")
-    for position in range(len(text_parts)):
+    words = text.split(" ")
+    word_count = len(words)
+    first_changed = _find_first_changed(word_count, share, seed, question)
+
+    for position in range(first_changed, word_count):
+        draw_number = question * word_count + position
+        words[position] = _other_word(words[position], seed, draw_number)
+
+    return " ".join(words)
+
+
+def _find_first_changed(word_count: int, share: float, seed: int, question: int) -> int:
+    """Return the position of the first changed word, or `word_count` if no word is changed."""
+    for position in range(word_count):
         if draw_uniform(seed, _CHANGED_WORD_STREAM, question, position) < share:
-            for later, word in enumerate(text_parts[position:], position):
-                text_parts[later] = _other_word(word, seed, question * len(text_parts) + later)
-            break
-    return " ".join(text_parts)
+            return position
+    return word_count
 
 
-def _other_word(word: str, seed: int, number: int) -> str:
-    """Return a word that differs from another word, drawn from the words of the simulation."""
-    index = int(draw_uniform(seed, _WORD_STREAM, number) * len(TOKEN_WORDS))
+def _other_word(word: str, seed: int, draw_number: int) -> str:
+    """Return a random word of the simulation that differs from a word."""
+    random_fraction = draw_uniform(seed, _WORD_STREAM, draw_number)
+    index = int(random_fraction * len(TOKEN_WORDS))
     other = TOKEN_WORDS[index].decode().strip()
     return other if other != word else f"{other}s"
 
@@ -168,10 +202,10 @@ _EXAMPLES_OF_TYPES: dict[str, object] = {
 
 
 def build_example(schema: Mapping[str, Any]) -> object:
-    """Return a value that fits a JSON Schema with types, properties, items, enum and const.
+    """Return an example value that fits a JSON Schema.
 
-    Other keywords, such as `pattern`, are ignored. A question with such a schema needs a right
-    answer of its own in the simulation.
+    For example, the schema {"type": "array", "items": {"type": "integer"}} gives [1]. Keywords that
+    restrict a value further, such as `pattern`, are ignored.
     """
     if "const" in schema:
         return schema["const"]
@@ -180,10 +214,14 @@ def build_example(schema: Mapping[str, Any]) -> object:
 
     value_type = schema.get("type", "object")
     if isinstance(value_type, list):
+        # A list of types allows a value of any of these types.
         value_type = value_type[0]
+
     if value_type == "object":
         properties = schema.get("properties", {})
         return {name: build_example(properties[name]) for name in properties}
     if value_type == "array":
-        return [build_example(schema.get("items", {"type": "string"}))]
+        item_schema = schema.get("items", {"type": "string"})
+        return [build_example(item_schema)]
+
     return _EXAMPLES_OF_TYPES.get(value_type)
