@@ -179,15 +179,21 @@ def read_comparison(output_dir: Path, reader: BlockReader | None = None) -> Stor
 def compare_groups(
     plan: LivePlan, groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
 ) -> StoredComparison:
-    """Return the comparison of some groups.
+    """Return the comparison of A and B over groups of four blocks.
 
     Groups with an INVALID block are left out. If all have one, all are included, and the comparison
     then shows their metrics without saying which side is better.
+
+    Args:
+        plan: The plan of the live comparison.
+        groups: The complete groups.
+        run_by_name: The run of each block, by the name of the block.
     """
     counted_groups = _select_valid_groups(groups, run_by_name) or list(groups)
     excluded_count = len(groups) - len(counted_groups)
     first = _build_side(FIRST_SIDE, counted_groups, run_by_name)
     other = _build_side(OTHER_SIDE, counted_groups, run_by_name)
+
     estimator = AlternatingBlocks(counted_groups, is_two_stage=plan.is_two_stage)
     conditions = parse_thresholds(plan.conditions)
     comparison = compare(
@@ -197,15 +203,12 @@ def compare_groups(
         allow_different_work=plan.allows_different_work,
         estimator=estimator,
     )
+    notes = (*_list_exclusion_notes(excluded_count), *comparison.notes)
+    comparison = msgspec.structs.replace(comparison, scope=SCOPE, notes=notes)
 
-    comparison = msgspec.structs.replace(
-        comparison,
-        scope=SCOPE,
-        notes=(*_list_exclusion_notes(excluded_count), *comparison.notes),
-    )
     needed_groups = _count_needed_groups(plan, counted_groups, first, other)
     is_precise = needed_groups is not None and len(counted_groups) >= needed_groups
-
+    outcomes = check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
     return StoredComparison(
         plan=plan,
         complete_groups=len(groups),
@@ -213,9 +216,7 @@ def compare_groups(
         needed_groups=needed_groups,
         is_complete=is_precise or len(groups) >= plan.max_groups,
         comparison=comparison,
-        conditions=tuple(
-            check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
-        ),
+        conditions=tuple(outcomes),
         group_changes=tuple(_list_group_changes(estimator, first, other)),
         short_blocks=_warn_of_short_blocks(plan, (first, other)),
     )
@@ -224,12 +225,13 @@ def compare_groups(
 def _select_valid_groups(
     groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
 ) -> list[BlockGroup]:
-    """Return the groups in which no block is INVALID."""
-    return [
-        group
-        for group in groups
-        if all(is_valid(run_by_name[block.name].summary) for block in group.blocks)
-    ]
+    """Return the groups of which every block has a valid run."""
+    valid_groups = []
+    for group in groups:
+        runs = [run_by_name[block.name] for block in group.blocks]
+        if all(is_valid(run.summary) for run in runs):
+            valid_groups.append(group)
+    return valid_groups
 
 
 def _list_exclusion_notes(excluded_count: int) -> list[str]:
@@ -269,15 +271,19 @@ def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
 def _list_group_changes(
     estimator: AlternatingBlocks, first: Side, other: Side
 ) -> Iterator[GroupChanges]:
-    """Yield the changes of each metric of PRECISION_METRICS that all blocks have."""
+    """Yield by how much each key metric changes from A to B in each group of blocks.
+
+    A metric that a block does not have is left out.
+    """
     for path in PRECISION_METRICS:
         metric = find_metric(path)
         if metric is None:
             continue
         log_ratios = estimator.compute_group_differences(first, other, metric)
-        if log_ratios is not None:
-            changes = tuple(np.expm1(log_ratios).tolist())
-            yield GroupChanges(metric=path, name=metric.name, changes=changes)
+        if log_ratios is None:
+            continue
+        changes = np.expm1(log_ratios)  # exp(x) - 1: a logarithm of 1.1 becomes a change of 0.1
+        yield GroupChanges(metric=path, name=metric.name, changes=tuple(changes.tolist()))
 
 
 def _build_side(
@@ -291,22 +297,24 @@ def _build_side(
 def _count_needed_groups(
     plan: LivePlan, groups: Sequence[BlockGroup], first: Side, other: Side
 ) -> int | None:
-    """Return how many groups the requested precision needs.
+    """Return how many groups of blocks the requested precision needs.
 
-    Return None without a requested precision, and before the first stage is complete.
+    The number follows from the variation of the first FIRST_STAGE_GROUPS groups. Return None if
+    fewer groups are complete, or if no precision was requested.
     """
     if not plan.is_two_stage or len(groups) < FIRST_STAGE_GROUPS:
         return None
 
     first_stage = AlternatingBlocks(groups[:FIRST_STAGE_GROUPS])
     estimates = _estimate_precision_metrics(first_stage, first, other)
-    return count_needed_groups(estimates, plan.scaled_half_width, 1 - plan.confidence)
+    risk = 1 - plan.confidence
+    return count_needed_groups(estimates, plan.scaled_half_width, risk)
 
 
 def _estimate_precision_metrics(
     estimator: AlternatingBlocks, first: Side, other: Side
 ) -> list[ScaledEstimate]:
-    """Return the estimates of the metrics of PRECISION_METRICS that both sides have."""
+    """Return the estimated difference of each key metric that both sides have."""
     estimates = []
     for path in PRECISION_METRICS:
         metric = find_metric(path)

@@ -153,10 +153,12 @@ def probe_targets(live: LiveRun) -> None:
 
 
 def _check_directory(output_dir: Path, plan: LivePlan) -> None:
-    """Raise UserError if a directory holds runs of another command or another comparison."""
+    """Raise UserError if a directory has runs of another command or of another comparison."""
     if (output_dir / PLAN_FILE).is_file():
         check_same_comparison(read_plan(output_dir), plan, str(output_dir))
-    elif list_block_dirs(output_dir):
+        return
+
+    if list_block_dirs(output_dir):
         raise UserError(
             "mismatch",
             "the directory has runs that do not belong to a live comparison",
@@ -178,7 +180,11 @@ def _begin_comparison(output_dir: Path, plan: LivePlan) -> None:
 def list_remaining_groups(
     output_dir: Path, plan: LivePlan, reader: BlockReader
 ) -> list[BlockGroup]:
-    """Return the groups that have to be run: none if those in the directory are enough."""
+    """Return the groups of blocks that have to be run.
+
+    None is left if all groups are complete, or if the complete groups reach the requested
+    precision.
+    """
     incomplete_groups = [group for group in plan.groups if not is_group_complete(output_dir, group)]
     has_complete_group = len(incomplete_groups) < plan.max_groups
     if has_complete_group and read_comparison(output_dir, reader).is_complete:
@@ -210,10 +216,15 @@ def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) ->
 
 
 def _run_block(live: LiveRun, block: LiveBlock) -> bool:
-    """Run one block. Return False if the user interrupted it."""
+    """Run one block and display its metrics. Return False if the user interrupted it.
+
+    Both blocks of a pair have the same seed, so they send the same requests.
+    """
     live.display.begin_step(f"Block on {block.side}")
-    workload = live.workload.model_copy(update={"seed": seed_of_pair(live.plan.seed, block.pair)})
+    seed = seed_of_pair(live.plan.seed, block.pair)
+    workload = live.workload.model_copy(update={"seed": seed})
     settings = replace(live.settings[block.side], out=live.output_dir / block.name)
+
     summary, _ = live.execute(workload, settings)
     live.display.end_step(describe_block(summary))
     return summary.run.state != "interrupted"

@@ -84,16 +84,24 @@ def _list_invalid_notices(comparison: Comparison) -> Iterator[Notice]:
 
 
 def describe_progress(stored: StoredComparison) -> str:
-    """Return how many groups are compared, and what is missing from the plan or its precision."""
+    """Return how many groups of blocks are compared, and how many are missing.
+
+    Groups may be missing from the plan, or from the requested precision.
+    """
     plan = stored.plan
     text = _describe_compared_groups(stored)
-    needed_groups = plan.max_groups if stored.needed_groups is None else stored.needed_groups
     if not stored.is_complete:
-        total = min(needed_groups, plan.max_groups)
-        return f"{text}. NOT COMPLETE: {total} groups were planned. Repeat the command to resume."
+        planned_groups = plan.max_groups
+        if stored.needed_groups is not None:
+            planned_groups = min(stored.needed_groups, plan.max_groups)
+        return (
+            f"{text}. NOT COMPLETE: {planned_groups} groups were planned. "
+            "Repeat the command to resume."
+        )
 
     compared_groups = stored.complete_groups - stored.excluded_groups
-    if stored.needed_groups is None or stored.needed_groups <= compared_groups:
+    is_precise = stored.needed_groups is None or stored.needed_groups <= compared_groups
+    if is_precise:
         return f"{text}."
 
     half_width_percent = (plan.half_width or 0) * 100
@@ -115,41 +123,48 @@ def _describe_compared_groups(stored: StoredComparison) -> str:
 
 
 def describe_live_result(stored: StoredComparison) -> str:
-    """Return the result in one sentence, after a mark for a simulation or an INVALID result."""
+    """Return the result in one sentence, after "SIMULATED: " or "INVALID: " if it is so."""
+    comparison = stored.comparison
     mark = ""
-    if stored.comparison.simulated:
+    if comparison.simulated:
         mark = "SIMULATED: "
-    elif not stored.comparison.valid:
+    elif not comparison.valid:
         mark = "INVALID: "
-    return f"{mark}{summarize_differences(stored.comparison, stored.comparison.sides[1])}"
+
+    other_side = comparison.sides[1]
+    return f"{mark}{summarize_differences(comparison, other_side)}"
 
 
 def describe_block(summary: Summary) -> str:
-    """Return the key metrics of a block, or why it has none, for the line of progress about it."""
+    """Return the key metrics of a block for its line of progress, or why it has none.
+
+    For example: "TTFT p50 120, TPOT p50 20 ms, 900 output tokens/s".
+    """
     if summary.run.state == "interrupted":
         return "interrupted; its group is measured again when the comparison is resumed"
     if not summary.verdict.valid:
         return f"INVALID: {'; '.join(summary.verdict.reasons)}"
 
-    latencies = (
-        f"TTFT p50 {format.milliseconds(summary.ttft_ms.p50)}, "
-        f"TPOT p50 {format.milliseconds(summary.tpot_ms.p50)} ms"
-    )
-    throughput = format.quantity(summary.tokens.steady_output_per_s)
-    return f"{latencies}, {throughput} output tokens/s"
+    ttft_ms = format.milliseconds(summary.ttft_ms.p50)
+    tpot_ms = format.milliseconds(summary.tpot_ms.p50)
+    tokens_per_s = format.quantity(summary.tokens.steady_output_per_s)
+    return f"TTFT p50 {ttft_ms}, TPOT p50 {tpot_ms} ms, {tokens_per_s} output tokens/s"
 
 
 def _build_group_chart(changes: GroupChanges) -> Chart:
-    """Return the chart of a metric: the change from A to B in each group, as a point."""
+    """Return the chart of one metric: its change from A to B in each group, as a point."""
     percentages = [change * 100 for change in changes.changes]
-    group_numbers = [float(number) for number in range(1, len(percentages) + 1)]
+    group_count = len(percentages)
+    group_numbers = [float(number) for number in range(1, group_count + 1)]
+    points = Series(x=group_numbers, y=percentages, color=COLORS[0], width=0, dots=True)
+    no_change = Mark(y=0.0, label="no change", color="good", extends_axis=True)
     return Chart(
         title=f"{changes.name}: change from A to B",
         note="a point for each group of four blocks; drift that is linear in time cancels in it",
-        x=Axis(label="group", min=0.5, max=len(percentages) + 0.5, integer_ticks=True),
+        x=Axis(label="group", min=0.5, max=group_count + 0.5, integer_ticks=True),
         y=Axis(label="%", unit="%"),
-        series=(Series(x=group_numbers, y=percentages, color=COLORS[0], width=0, dots=True),),
-        marks=(Mark(y=0.0, label="no change", color="good", extends_axis=True),),
+        series=(points,),
+        marks=(no_change,),
     )
 
 

@@ -71,7 +71,7 @@ def build_report(explanation: ExplainedDifference) -> Report:
 
 
 def _list_brief_sections(explanation: ExplainedDifference) -> Iterator[Section]:
-    """Yield what a terminal shows by default: the most common metrics that differ."""
+    """Yield the sections that a terminal shows by default, with the most common metrics."""
     metrics = _select_brief(explanation)
     differing = [metric for metric in metrics if metric.outcome != "equal"]
     yield section(UNTITLED, Paragraph(_summarize(explanation)))
@@ -147,34 +147,42 @@ def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
 
 
 def _format_outcome(metric: ExplainedMetric) -> str:
-    """Return how much of a difference is explained: the share, or that chance explains the rest.
+    """Return how much of a difference is explained, such as "95 %" or "80 %, rest by chance".
 
-    The share is 100 % less that of the unexplained rest as it is printed in the last column.
+    The number is 100 % less the share of the unexplained rest, so that both numbers in a row of the
+    table add up to 100 %.
     """
     if metric.explained_share is None:
         return "equal"
-    unexplained = sum(
-        abs(share.percent) for share in list_part_shares(metric) if share.label == UNEXPLAINED
-    )
-    text = f"{max(100 - unexplained, 0)} %"
-    return f"{text}, rest by chance" if metric.outcome == "within_variation" else text
+
+    unexplained_percent = 0
+    for share in list_part_shares(metric):
+        if share.label == UNEXPLAINED:
+            unexplained_percent += abs(share.percent)
+    text = f"{max(100 - unexplained_percent, 0)} %"
+
+    is_rest_by_chance = metric.outcome == "within_variation"
+    return f"{text}, rest by chance" if is_rest_by_chance else text
 
 
 def _describe_parts(metric: ExplainedMetric) -> str:
     """Return the parts of a difference, such as "tail -0.8 (62 %), failures -0.5 (38 %)".
 
-    Return "" for equal values. Behind an unexplained rest is how far two runs vary by chance.
+    Return "" for equal values. If the parts do not explain the difference, the text ends with how
+    far two runs of the same load vary.
     """
     if metric.outcome == "equal":
         return ""
+
     texts = [
         f"{share.label} {_format_change(share.change)} ({share.percent} %)"
         for share in list_part_shares(metric)
     ]
+    parts = ", ".join(texts)
     is_explained = metric.outcome == "explained"
     if is_explained or metric.expected_variation is None:
-        return ", ".join(texts)
-    return f"{', '.join(texts)} (runs vary by ±{_format_value(metric.expected_variation)})"
+        return parts
+    return f"{parts} (runs vary by ±{_format_value(metric.expected_variation)})"
 
 
 class PartShare(NamedTuple):
@@ -194,8 +202,8 @@ class PartShare(NamedTuple):
 def list_part_shares(metric: ExplainedMetric) -> list[PartShare]:
     """Return the parts of a difference with shares that add up to 100 %.
 
-    Parts below SHOWN_SHARE are together one part, and what is not explained is the last one. These
-    two are left out if they round to 0 %.
+    All parts below SHOWN_SHARE become one part "smaller parts". The last part is "unexplained".
+    Both are left out if they round to 0 %.
 
     Args:
         metric: A metric whose values differ.
@@ -209,26 +217,29 @@ def list_part_shares(metric: ExplainedMetric) -> list[PartShare]:
     change_by_label[SMALLER_PARTS] = metric.difference - metric.unexplained - named_change
     change_by_label[UNEXPLAINED] = metric.unexplained
 
-    percentages = _round_to_100(
-        [change / metric.difference * 100 for change in change_by_label.values()]
-    )
-    return [
-        PartShare(label, change, percent)
-        for (label, change), percent in zip(change_by_label.items(), percentages, strict=True)
-        if percent or label not in (SMALLER_PARTS, UNEXPLAINED)
-    ]
+    percentages = [change / metric.difference * 100 for change in change_by_label.values()]
+    rounded_percentages = _round_to_100(percentages)
+
+    shares = []
+    for label, percent in zip(change_by_label, rounded_percentages, strict=True):
+        is_optional = label in (SMALLER_PARTS, UNEXPLAINED)
+        if percent or not is_optional:
+            shares.append(PartShare(label, change_by_label[label], percent))
+    return shares
 
 
 def _round_to_100(percentages: Sequence[float]) -> list[int]:
-    """Return percentages that add up to 100 as integers that do so, too.
+    """Round percentages that add up to 100 to integers that also add up to 100.
 
-    All are rounded down, and those with the largest remainders are then increased by 1. This is
-    the largest remainder method, by which seats of a parliament are distributed.
+    By the largest remainder method, 33.4, 33.3 and 33.3 become 34, 33 and 33: all are rounded down,
+    and the ones with the largest remainders are increased by 1.
     """
     rounded = [math.floor(percentage) for percentage in percentages]
     remainders = [percentage - math.floor(percentage) for percentage in percentages]
-    by_remainder = sorted(range(len(rounded)), key=remainders.__getitem__, reverse=True)
-    for index in by_remainder[: 100 - sum(rounded)]:
+    missing_count = 100 - sum(rounded)
+
+    indices_by_remainder = sorted(range(len(rounded)), key=remainders.__getitem__, reverse=True)
+    for index in indices_by_remainder[:missing_count]:
         rounded[index] += 1
     return rounded
 
@@ -245,7 +256,7 @@ def _format_change(change: float) -> str:
 
 
 def _summarize(explanation: ExplainedDifference) -> str:
-    """Return how many metrics differ, and which of the differences are not explained."""
+    """Return in one or two sentences how many metrics differ, and which remain unexplained."""
     tool = explanation.tool
     metric_count = len(explanation.metrics)
     differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
@@ -256,7 +267,9 @@ def _summarize(explanation: ExplainedDifference) -> str:
 
     unexplained = [metric for metric in differing if metric.outcome == "unexplained"]
     explained_count = len(differing) - len(unexplained)
-    exception = f", but not those of {', '.join(_group_labels(unexplained))}" if unexplained else ""
+    exception = ""
+    if unexplained:
+        exception = f", but not those of {', '.join(_group_labels(unexplained))}"
     return (
         f"{tool} differs from our run in {len(differing)} of {metric_count} metrics. "
         f"Parts and chance explain {explained_count} of these differences{exception}."
@@ -264,7 +277,7 @@ def _summarize(explanation: ExplainedDifference) -> str:
 
 
 def _group_labels(metrics: Sequence[ExplainedMetric]) -> list[str]:
-    """Return the labels of metrics without units, with the statistics of a latency in one label.
+    """Return the labels of metrics, with all statistics of a latency in one label.
 
     "TTFT p50, ms" and "TTFT p99, ms" become "TTFT p50/p99".
     """
@@ -276,9 +289,10 @@ def _group_labels(metrics: Sequence[ExplainedMetric]) -> list[str]:
         name, _, statistic = metric.label.removesuffix(", ms").rpartition(" ")
         statistics_by_name.setdefault(name, []).append(statistic)
 
-    return [
-        f"{name} {'/'.join(statistics)}".rstrip() for name, statistics in statistics_by_name.items()
-    ]
+    labels = []
+    for name, statistics in statistics_by_name.items():
+        labels.append(f"{name} {'/'.join(statistics)}" if statistics else name)
+    return labels
 
 
 def _list_equal_metrics(metrics: Sequence[ExplainedMetric]) -> str:
@@ -299,14 +313,15 @@ def _unexplained_latencies(explanation: ExplainedDifference) -> list[ExplainedMe
 
 
 def _list_warnings(explanation: ExplainedDifference) -> list[str]:
-    """Return what may make the comparison wrong."""
+    """Return sentences on what may make the comparison wrong, such as different loads."""
     warnings = []
     if explanation.differences:
-        warnings.append(f"The loads differ: {'; '.join(explanation.differences)}.")
+        differences = "; ".join(explanation.differences)
+        warnings.append(f"The loads differ: {differences}.")
     if explanation.unknown:
-        unknown = ", ".join(explanation.unknown)
+        names = ", ".join(explanation.unknown)
         warnings.append(
-            f"The other file does not name these, so check that they are equal: {unknown}."
+            f"The other file does not name these, so check that they are equal: {names}."
         )
     if explanation.withheld:
         names = ", ".join(explanation.withheld)

@@ -29,12 +29,12 @@ class DefinedLatency(NamedTuple):
     """How a statistic of a latency is computed.
 
     Attributes:
-        definition: The timestamps and tokens that it uses.
+        definition: The timestamps and tokens that the latency uses.
         includes_warm_up: Whether requests of the warm-up count.
         percentiles: How percentiles are computed.
-        token_scale: The tokens that the other tool counted for one of our records. For times
-            between events, the further tokens have a time of 0.
-        length_scale: How much longer the responses of the other run were.
+        token_scale: How many tokens the other tool counts where loadgen counts one token. In times
+            between events, the additional tokens have a time of 0.
+        length_scale: How many times as long the responses to the other tool were.
     """
 
     definition: LatencyDefinition
@@ -88,42 +88,51 @@ class LoadgenRun:
         return self.all_requests if includes_warm_up else self.measured
 
     def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
-        """Return a statistic of a latency, such as "mean" or "p99", in ms; None without values."""
+        """Return a statistic of a latency in ms, or None if no request has a value.
+
+        Args:
+            latency: How the latency is computed.
+            statistic: "mean" or a percentile such as "p99".
+        """
         sample = self._select_samples(latency).sample(latency.definition)
         if isinstance(sample, PooledGaps):
             return _compute_gap_statistic(sample.histogram, latency.token_scale, statistic)
-        return compute_value_statistic(
-            self._compute_ordered_values(latency), latency.percentiles, statistic
-        )
+
+        latencies_ns = self._compute_ordered_values(latency)
+        return compute_value_statistic(latencies_ns, latency.percentiles, statistic)
 
     def estimate_standard_error(self, latency: DefinedLatency, statistic: str) -> float | None:
-        """Return the standard error of a statistic in ms, from blocks of time of the run.
+        """Return the standard error of a statistic of a latency in ms, from blocks of time.
 
         Return None for times between events, which the records do not have one by one, and for too
         few requests.
+
+        Args:
+            latency: How the latency is computed.
+            statistic: "mean" or a percentile such as "p99".
         """
-        if latency.definition.unit == "gap":
+        if latency.definition.has_value_per_gap:
             return None
 
-        values = self._compute_ordered_values(latency).values
-        if len(values) < MIN_SAMPLES:
+        values_ns = self._compute_ordered_values(latency).values
+        if len(values_ns) < MIN_SAMPLES:
             return None
 
         if statistic == "mean":
-            estimate = estimate_mean(values)
+            estimate = estimate_mean(values_ns)
             return None if estimate is None else estimate.error / NS_PER_MS
 
-        # The error is that of the logarithm, which is the relative error.
+        # The error of a logarithm is a relative error: 0.02 is 2 % of the percentile.
         fraction = PERCENTILES[statistic]
-        error = estimate_percentile_error(values, fraction).error
-        return error * quantile_of(values, fraction) / NS_PER_MS
+        relative_error = estimate_percentile_error(values_ns, fraction).error
+        return relative_error * quantile_of(values_ns, fraction) / NS_PER_MS
 
     def count_successful(self, *, includes_warm_up: bool = False) -> int:
         """Return the number of successful requests that count."""
         return int(self.select_requests(includes_warm_up=includes_warm_up).is_successful.sum())
 
     def compute_mean_tokens(self, field: str, *, includes_warm_up: bool = False) -> float | None:
-        """Return the mean of a count of tokens per successful request, or None if unknown.
+        """Return the mean input or output tokens of successful requests, or None if unknown.
 
         Args:
             field: The field of the records: "output_tokens" or "input_tokens".
@@ -131,7 +140,7 @@ class LoadgenRun:
         """
         requests = self.select_requests(includes_warm_up=includes_warm_up)
         tokens = requests.columns[field][requests.is_successful]
-        known_tokens = tokens[tokens >= 0]
+        known_tokens = tokens[tokens >= 0]  # a negative number stands for an unknown one
         return float(known_tokens.mean()) if len(known_tokens) else None
 
     def _select_samples(self, latency: DefinedLatency) -> LatencySamples:
@@ -139,32 +148,37 @@ class LoadgenRun:
         return self._all_samples if latency.includes_warm_up else self._measured_samples
 
     def _compute_ordered_values(self, latency: DefinedLatency) -> WeightedValues:
-        """Return the latency of each request in ns, in the order of scheduled times.
+        """Return the latency of each successful request in ns, ordered by scheduled time.
 
         Requests without a value are left out.
         """
         values_ns, weights = self._compute_values(latency)
-        requests = self.select_requests(includes_warm_up=latency.includes_warm_up)
-        scheduled_ns = requests.columns["due_ns"][requests.is_successful]
         is_known = ~np.isnan(values_ns)
         if weights is not None:
             is_known &= weights > 0
 
+        requests = self.select_requests(includes_warm_up=latency.includes_warm_up)
+        scheduled_ns = requests.columns["due_ns"][requests.is_successful]
         known_indices = np.flatnonzero(is_known)
-        order = known_indices[np.argsort(scheduled_ns[known_indices], kind="stable")]
-        return WeightedValues(values_ns[order], None if weights is None else weights[order])
+        by_scheduled_time = np.argsort(scheduled_ns[known_indices], kind="stable")
+        ordered_indices = known_indices[by_scheduled_time]
+
+        ordered_weights = None if weights is None else weights[ordered_indices]
+        return WeightedValues(values_ns[ordered_indices], ordered_weights)
 
     def _compute_values(self, latency: DefinedLatency) -> WeightedValues:
-        """Return the latency of each request in ns, NaN for a request without a value.
+        """Return the latency of each successful request in ns, NaN for a request without a value.
 
-        The values are scaled to the token counts and response lengths of the other run.
+        The values are scaled to the token counts and response lengths of the other tool.
         """
         samples = self._select_samples(latency)
         sample = samples.sample(latency.definition)
         assert not isinstance(sample, PooledGaps), "times between events are no values of requests"
+
         values_ns, weights = sample.compute()
         values_ns = _scale_lengths(values_ns, latency, samples)
-        return WeightedValues(_scale_tokens(values_ns, latency, samples), weights)
+        values_ns = _scale_tokens(values_ns, latency, samples)
+        return WeightedValues(values_ns, weights)
 
 
 def _select_all_successful(rows: NDArray[np.void]) -> SuccessfulRequests:
@@ -186,17 +200,18 @@ def _select_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> l
 def compute_value_statistic(
     latencies: WeightedValues, rule: PercentileRule, statistic: str
 ) -> float | None:
-    """Return a statistic of latencies in ms, such as "mean" or "p99", or None without any.
+    """Return the mean or a percentile of latencies in ms, or None without any latency.
 
     Args:
-        latencies: The latencies in ns, with the weight of each if they are weighted.
-        rule: How a percentile is computed.
-        statistic: The name of the statistic.
+        latencies: The latencies in ns, with a weight for each if they are weighted.
+        rule: Whether a percentile is one of the values, or is interpolated between two of them.
+        statistic: "mean" or a percentile such as "p99".
     """
     if len(latencies.values) == 0:
         return None
     if statistic == "mean":
-        return float(np.average(latencies.values, weights=latencies.weights)) / NS_PER_MS
+        mean_ns = float(np.average(latencies.values, weights=latencies.weights))
+        return mean_ns / NS_PER_MS
 
     is_one_of_the_values = rule == "element" and latencies.weights is None
     if is_one_of_the_values:
@@ -205,10 +220,10 @@ def compute_value_statistic(
 
 
 def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) -> float | None:
-    """Return a statistic of the times between tokens in ms, or None without any.
+    """Return the mean or a percentile of the times between tokens in ms, or None without any.
 
-    Tokens of the same event come at the same time, so the times between them are 0. With 2 tokens
-    per event, half of all times are 0, and p90 of all times is p80 of the times between events.
+    Tokens of the same event have a time of 0 between them. With 2 tokens per event, half of all
+    times are 0, so the p90 of all times is the p80 of the times between events.
 
     Args:
         gaps: The times between events.
@@ -222,20 +237,21 @@ def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) 
 
     zero_fraction = 1 - 1 / token_scale
     quantile_of_gaps = (PERCENTILES[statistic] - zero_fraction) / (1 - zero_fraction)
-    return gaps.quantile(quantile_of_gaps) / NS_PER_MS if quantile_of_gaps > 0 else 0.0
+    if quantile_of_gaps <= 0:
+        return 0.0
+    return gaps.quantile(quantile_of_gaps) / NS_PER_MS
 
 
 def _scale_lengths(
     values_ns: NDArray[np.float64], latency: DefinedLatency, samples: LatencySamples
 ) -> NDArray[np.float64]:
-    """Return latencies as they would be for longer responses, at the same time per token.
+    """Return latencies as they would be for longer responses with the same time per token.
 
     For responses of twice the length, the time after the first token doubles, and the time before
-    it does not change. For a latency per token, the number of tokens doubles, too.
+    the first token does not change. For a latency per token, the number of tokens doubles, too.
     """
     definition = latency.definition
-    includes_generation = definition.end in ("last_token_ns", "end_ns")
-    if latency.length_scale == 1.0 or not includes_generation:
+    if latency.length_scale == 1.0 or not definition.ends_with_response:
         return values_ns
 
     generation_ns = samples.timestamps(definition.end) - samples.timestamps("first_token_ns")
@@ -253,20 +269,21 @@ def _scale_lengths(
 def _scale_tokens(
     values_ns: NDArray[np.float64], latency: DefinedLatency, samples: LatencySamples
 ) -> NDArray[np.float64]:
-    """Return latencies per token as they would be with another number of tokens per request.
+    """Return latencies per token as they would be with the token counts of another tool.
 
-    The other tool may count more tokens in the same response, so it divides by a larger number. At
-    a scale of 1.5, it counts 151.5 tokens for 101 of ours, and divides by 150.5 in place of 100.
+    Example: loadgen counts 101 tokens and divides by the 100 tokens after the first one. The other
+    tool counts 1.5 times as many tokens, 151.5, and divides by 150.5.
     """
     divisor = latency.definition.divisor
     if divisor is None or latency.token_scale == 1.0:
         return values_ns
 
     token_counts = samples.token_counts(divisor)
+    durations_ns = values_ns * token_counts
     added_counts = (latency.token_scale - 1) * samples.token_counts("all_tokens")
     scaled_counts = token_counts + added_counts
     has_tokens = scaled_counts > 0
 
     scaled_values_ns = np.full(len(values_ns), np.nan)
-    np.divide(values_ns * token_counts, scaled_counts, out=scaled_values_ns, where=has_tokens)
+    np.divide(durations_ns, scaled_counts, out=scaled_values_ns, where=has_tokens)
     return scaled_values_ns
