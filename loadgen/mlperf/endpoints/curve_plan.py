@@ -44,10 +44,10 @@ class CurveRequest(NamedTuple):
 
 
 def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir: Path) -> CurveRun:
-    """Return a curve that is ready to run in a directory.
+    """Read the options and the data set of a curve, and decide how many requests each point sends.
 
-    The number of requests of each point is that of the first command with this directory. Only that
-    command measures how fast the server is.
+    The first command with an output directory measures the speed of the server to decide this. A
+    command that resumes the curve reads the numbers of requests from the directory.
 
     Raises:
         UserError: An option is wrong, or a point does not fit the limit on time.
@@ -61,7 +61,9 @@ def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir:
     settings = invocation.settings(needs_text="MLPerf Endpoints measures generated tokens")
     max_point_s = parse_max_point_s(options)
     display = create_display(invocation, quiet=True, has_line_per_step=True)
-    if (output_dir / CURVE_FILE).is_file():
+
+    is_resumed = (output_dir / CURVE_FILE).is_file()
+    if is_resumed:
         requests = read_curve(output_dir).requests
     else:
         plan = _plan_requests(request, data, curve, settings, max_point_s)
@@ -69,17 +71,20 @@ def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir:
 
     benchmark = find_benchmark(options.benchmark)
     stored_curve = StoredCurve(
+        # The benchmark.
         benchmark=options.benchmark,
         model=benchmark.model,
         data_name=data.name,
         dataset_size=data.size,
         seed_set=options.seed_set,
         target_cohort=find_seed_set(options.seed_set).cohort,
+        # The load.
         curve=curve,
         requests=requests,
+        max_point_s=max_point_s,
+        # The system.
         target=settings.display_name,
         is_simulated=settings.backend.simulated,
-        max_point_s=max_point_s,
         provisioned_power_kw=request.provisioned_power_kw,
         command=settings.command,
     )
@@ -94,16 +99,17 @@ def _plan_requests(
     settings: Settings,
     max_point_s: float,
 ) -> CurvePlan:
-    """Return the plan of the curve, and print what it expects.
+    """Plan how many requests each measurement point sends, and print the plan.
 
-    Raises UserError if one pass of the data set exceeds the limit on time at a point.
+    Raises:
+        UserError: Sending each sample of the data set once takes longer than `max_point_s`.
     """
     options = request.options
     rates = _expected_rates(request, data, curve, settings)
     plan_settings = PlanSettings(
         benchmark=options.benchmark,
         dataset_size=data.size,
-        accuracy_samples=0,
+        accuracy_samples=0,  # loadgen sends no accuracy run
         seed_set=options.seed_set,
         target_cohort=find_seed_set(options.seed_set).cohort,
         max_point_s=max_point_s,
@@ -119,6 +125,7 @@ def _plan_requests(
             f"{planned.point.name}: {planned.passes} passes, {planned.requests:,} requests, about "
             f"{format.duration(planned.duration_s)}"
         )
+
     _refuse_incomplete_passes(plan, options)
     return plan
 
@@ -126,16 +133,20 @@ def _plan_requests(
 def _expected_rates(
     request: CurveRequest, data: CurveData, curve: Curve, settings: Settings
 ) -> Sequence[ConcurrencyRate]:
-    """Return the expected rates: of earlier runs, or of a short trial at each concurrency."""
+    """Return the expected speed of the server, from earlier runs or from short trials."""
     if request.rates_from is not None:
         return rate_sources.read_rates(request.rates_from)
+
     print_status("Short trials measure how many passes of the data set each point needs")
     seed_set = find_seed_set(request.options.seed_set)
     return rate_sources.measure_rates(curve.points, data, seed_set, settings)
 
 
 def _refuse_incomplete_passes(plan: CurvePlan, options: CurveOptions) -> None:
-    """Raise UserError if a point has no time for one pass, which section 6.4 requires."""
+    """Raise UserError if the limit on time is too short to send the data set once at any point.
+
+    Section 6.4 of the rules requires at least one complete pass over the data set.
+    """
     too_slow = [planned for planned in plan.points if planned.outlook == "less than one pass"]
     if too_slow:
         names = ", ".join(planned.point.name for planned in too_slow)

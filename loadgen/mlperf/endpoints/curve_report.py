@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.mlperf.endpoints import rules
 from loadgen.mlperf.endpoints.curve_result import CurveResult, PointResult
 from loadgen.mlperf.endpoints.plan_text import describe_region, regions_table
+from loadgen.mlperf.endpoints.steady_window import SteadyState
 from loadgen.mlperf.text import disclosure_notice
 from loadgen.render.page import Axis, Chart, Mark, Series
 from loadgen.render.section import (
@@ -75,7 +75,7 @@ def describe_result(result: CurveResult) -> str:
 
 
 def points_table(result: CurveResult) -> Table:
-    """Return a row per point with the metrics of the rules (section 4.1)."""
+    """Return a table with the throughput and the latency of each measurement point."""
     head = ["point", "region", "tokens/s", "per user", "TTFT p90 ms", "basis", "verdict"]
     has_power = result.curve.provisioned_power_kw is not None
     if has_power:
@@ -85,8 +85,9 @@ def points_table(result: CurveResult) -> Table:
 
 
 def _point_row(result: CurveResult, point: PointResult, *, has_power: bool) -> list[str]:
+    """Return the table row of a measurement point, with throughput per kW if `has_power`."""
     metrics = point.metrics
-    # All queries of an Offline run wait at its start, so that it has no latency (section 5.7.1).
+    # An Offline run sends all queries at once. Most of them wait, so their latency means nothing.
     is_offline_run = point.point.is_offline_run
     cells = [
         point.point.name,
@@ -110,9 +111,12 @@ def windows_table(result: CurveResult) -> Table:
 
 
 def _window_row(point: PointResult) -> list[str]:
+    """Return the table row of a measurement point about the steady window of its run."""
     state = point.steady_state
     if state is None:
-        return [point.point.name, f"{point.issued:,}", *[format.NONE] * 5]
+        unknown_cells = [format.NONE] * 5
+        return [point.point.name, f"{point.issued:,}", *unknown_cells]
+
     window = state.window
     return [
         point.point.name,
@@ -135,32 +139,39 @@ def _missing_points(result: CurveResult) -> Bullets:
 
 
 def _notes(result: CurveResult) -> Iterator[str]:
-    """Yield what a reader has to know about single points."""
+    """Yield warnings about the runs of single measurement points, such as failed queries."""
     for point in result.points:
         for error in point.measurement_errors:
             yield f"{point.point.name} is not a valid measurement: {error}"
         if point.failed:
             yield f"{point.point.name}: {point.failed:,} of {point.issued:,} queries failed."
-        state = point.steady_state
-        if state is None:
-            continue
-        drifting = [name for name, trend in state.trends.items() if trend in ("up", "down")]
-        if drifting:
-            names = ", ".join(METRIC_LABELS[name] for name in drifting)
-            yield f"{point.point.name}: a trend after the start of the window in {names}"
-        if state.reason:
-            yield f"{point.point.name}: {state.reason}"
-        if state.level_shift is not None:
-            yield (
-                f"{point.point.name}: TPOT changes by {format.percent(state.level_shift.change)} "
-                f"at pass {state.level_shift.super_pass + 1}; the result is that of the first "
-                "level."
-            )
+        if point.steady_state is not None:
+            yield from _notes_on_steady_state(point.point.name, point.steady_state)
+
+
+def _notes_on_steady_state(name: str, state: SteadyState) -> Iterator[str]:
+    """Yield warnings about a run that is not steady after the start of its window."""
+    drifting = [metric for metric, trend in state.trends.items() if trend in ("up", "down")]
+    if drifting:
+        labels = ", ".join(METRIC_LABELS[metric] for metric in drifting)
+        yield f"{name}: a trend after the start of the window in {labels}"
+
+    if state.reason:
+        yield f"{name}: {state.reason}"
+
+    if state.level_shift is not None:
+        change = format.percent(state.level_shift.change)
+        pass_number = state.level_shift.super_pass + 1
+        yield (
+            f"{name}: TPOT changes by {change} at pass {pass_number}; the result is that of the "
+            "first level."
+        )
 
 
 def _facts(result: CurveResult) -> Facts:
+    """Return the facts about the benchmark and the system at the top of the report."""
     curve = result.curve
-    models = dict.fromkeys(point.load.model for point in result.points)
+    different_models = dict.fromkeys(point.load.model for point in result.points)
     power = ""
     if curve.provisioned_power_kw is not None:
         power = f"{curve.provisioned_power_kw:,.2f} kW provisioned"
@@ -168,7 +179,7 @@ def _facts(result: CurveResult) -> Facts:
         [
             ("Benchmark", f"{curve.benchmark} ({curve.model})"),
             ("Server", curve.target),
-            ("Model", ", ".join(models)),
+            ("Model", ", ".join(different_models)),
             ("Data", curve.data_name),
             ("C_min, C_max", f"{curve.curve.c_min}, {curve.curve.c_max:,}"),
             ("Seed set", f"{curve.seed_set}, cohort {curve.target_cohort}"),
@@ -188,6 +199,7 @@ def _chart_sections(result: CurveResult) -> Iterator[Section]:
 
 
 def _charts(result: CurveResult, points: Sequence[PointResult]) -> list[Chart]:
+    """Return the charts of the report: the curve, and three metrics over the concurrency."""
     region_marks = _region_marks(result)
     return [
         _pareto_chart(result, points),
@@ -219,10 +231,15 @@ def _charts(result: CurveResult, points: Sequence[PointResult]) -> list[Chart]:
 
 
 def _pareto_chart(result: CurveResult, points: Sequence[PointResult]) -> Chart:
-    """Return system throughput over the speed of a user, as a step function (section 5.2)."""
+    """Return the chart of the system throughput against the speed that each user gets.
+
+    The rules define the curve between measurement points as a step function (section 5.2). The
+    throughput of the Offline run, which sends all queries at once, is a horizontal line.
+    """
     measured = [point for point in points if point.metrics.tps_per_user is not None]
     speeds = [point.metrics.tps_per_user or 0.0 for point in measured]
     throughputs = [point.metrics.system_tps for point in measured]
+
     offline = result.offline_result
     marks: tuple[Mark, ...] = ()
     if offline is not None and offline.point.is_offline_run:
@@ -253,10 +270,16 @@ def _pareto_chart(result: CurveResult, points: Sequence[PointResult]) -> Chart:
 
 
 def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the corners of a step function through points: it keeps a value until the next x."""
+    """Return the x and y values of the corners of a step function through some points.
+
+    The function keeps the y of a point until the x of the next one: the points (1, 5) and (2, 7)
+    give the corners (1, 5), (2, 5) and (2, 7).
+    """
     step_x: list[float] = list(x[:1])
     step_y: list[float] = list(y[:1])
-    for (_, previous_y), (next_x, next_y) in itertools.pairwise(zip(x, y, strict=True)):
+
+    next_points = zip(x[1:], y[1:], strict=True)
+    for previous_y, (next_x, next_y) in zip(y, next_points, strict=False):
         step_x += [next_x, next_x]
         step_y += [previous_y, next_y]
     return step_x, step_y
@@ -271,7 +294,17 @@ def _chart_over_concurrency(
     color: str,
     marks: tuple[Mark, ...],
 ) -> Chart:
-    """Return a metric over the concurrency, with the ends of the regions."""
+    """Return a chart of a metric over the concurrency, the number of requests in flight.
+
+    Args:
+        title: The heading of the chart.
+        points: The measurement points.
+        values: The metric at each point, None where it is not known.
+        unit: The unit of the metric.
+        color: The color of the line.
+        marks: Vertical lines at the ends of the regions.
+    """
+    names = tuple(point.point.name for point in points)
     return Chart(
         title=title,
         x=Axis(label=CONCURRENCY_LABEL, log=True),
@@ -283,8 +316,8 @@ def _chart_over_concurrency(
                 y=list(values),
                 color=color,
                 dots=True,
-                labels=tuple(point.point.name for point in points),
-                links=tuple(run_link(point.point.name) for point in points),
+                labels=names,
+                links=tuple(run_link(name) for name in names),
             ),
         ),
     )

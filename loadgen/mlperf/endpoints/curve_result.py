@@ -222,10 +222,12 @@ class CurveResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin_curve(output_dir: Path, curve: StoredCurve) -> None:
-    """Store what a curve is, or check that the directory has the same one.
+    """Store the description of a curve, or check that the directory already has the same one.
 
-    Raises UserError if the directory has another curve. The command line may differ, and so may
-    the limit on time, which is part of the number of requests.
+    A command that resumes a curve may have another command line and another limit on time.
+
+    Raises:
+        UserError: The directory has a curve of different points, requests, seeds or servers.
     """
     path = output_dir / CURVE_FILE
     if not path.exists():
@@ -243,7 +245,7 @@ def begin_curve(output_dir: Path, curve: StoredCurve) -> None:
 
 
 def _identity(curve: StoredCurve) -> StoredCurve:
-    """Return a curve without what may change when it is resumed."""
+    """Return a curve without the fields that may change when it is resumed."""
     return msgspec.structs.replace(curve, command=(), max_point_s=None)
 
 

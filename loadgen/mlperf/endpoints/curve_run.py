@@ -63,12 +63,14 @@ class CurveOutcome(NamedTuple):
 
 
 def run_curve(curve_run: CurveRun) -> CurveOutcome:
-    """Run the points that are not in the directory yet, and write the files of the curve.
+    """Run the measurement points of a curve that have no finished run yet, and write the results.
 
-    After each point the stored files are complete, even if the process is killed during the next.
+    The result files are written after each point, so a killed process loses only its last point.
 
-    Raises TargetError if the server is lost, after the files are written.
+    Raises:
+        TargetError: The server is lost.
     """
+    # The points that are left, if an earlier command was interrupted.
     begin_curve(curve_run.output_dir, curve_run.curve)
     points = points_to_run(curve_run.curve, curve_run.output_dir)
     done_count = len(curve_run.curve.curve.points) - len(points)
@@ -78,6 +80,8 @@ def run_curve(curve_run: CurveRun) -> CurveOutcome:
 
     checksums.begin(curve_run.output_dir)
     curve_run.display.begin_steps(len(points), weights=_relative_durations(curve_run, points))
+
+    # Run point after point.
     result = measure_curve(curve_run.output_dir, curve_run.curve)
     is_interrupted = False
     for point in points:
@@ -128,13 +132,14 @@ def has_finished(run_dir: Path) -> bool:
 
 
 def _run_and_measure_point(curve_run: CurveRun, point: CurvePoint) -> PointResult | None:
-    """Run one point and return its result, or None if the user interrupted it.
+    """Run one measurement point and return its result, or None if the user interrupted the run.
 
-    An interrupted run in real time ends with a summary that says so. In virtual time, and between
-    runs, the interruption is an exception.
+    An interrupted run on a real server ends normally, in the state "interrupted". Otherwise, as on
+    a simulated server or between two runs, the interruption is a KeyboardInterrupt.
     """
     try:
-        if not _run_point(curve_run, point):
+        is_finished = _run_point(curve_run, point)
+        if not is_finished:
             return None
         return _measure_stored_point(point, curve_run.output_dir, curve_run.curve)
     except KeyboardInterrupt:
@@ -152,21 +157,22 @@ def _run_point(curve_run: CurveRun, point: CurvePoint) -> bool:
         curve_run.curve.requests[point.name],
         curve_run.output_dir,
     )
+    settings = replace(curve_run.settings, out=run_dir)
     with locked_folder(run_dir):
-        summary, _ = curve_run.execute(
-            workload, replace(curve_run.settings, out=run_dir), folder=run_dir
-        )
+        summary, _ = curve_run.execute(workload, settings, folder=run_dir)
     return summary.run.state == FINISHED
 
 
 def _move_unfinished_run(run_dir: Path) -> None:
-    """Move a run that was stopped to `unfinished/`, and leave an empty directory as it is.
+    """Move the files of a stopped run to the directory `unfinished/`, so that it can run again.
 
-    Raises UserError if the directory has other files than those of a run.
+    Raises:
+        UserError: The directory has files that are not those of a run.
     """
     is_absent_or_empty = not run_dir.exists() or not any(run_dir.iterdir())
     if is_absent_or_empty:
         return
+
     if not run_folder.is_run(run_dir):
         raise UserError(
             "file_exists",
