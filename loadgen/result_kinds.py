@@ -205,6 +205,12 @@ def _load_search() -> ResultFunctions[Any]:
     return FUNCTIONS
 
 
+def _load_tiers() -> ResultFunctions[Any]:
+    from loadgen.search.agent_tiers_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
 def _load_sweep() -> ResultFunctions[Any]:
     from loadgen.search.sweep_kind import FUNCTIONS
 
@@ -326,6 +332,11 @@ def _load_rows() -> tuple[ResultKind, ...]:
             markers=("plan.json",),
             has_runs=True,
             source_files=("plan.json",),
+        ),
+        ResultKind(
+            name="tiers",
+            load_functions=_load_tiers,
+            markers=("tiers.json",),
         ),
         ResultKind(
             name="sweep",

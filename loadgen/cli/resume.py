@@ -8,7 +8,7 @@ specifies.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -162,13 +162,28 @@ def _remove_retyped_options(stored: Sequence[str], typed: Sequence[str]) -> list
     return remaining_arguments
 
 
-def _parse_tokens(arguments: Sequence[str]) -> Iterator[Token]:
+def remove_options(
+    arguments: Sequence[str], flags_with_value: Set[str], switches: Set[str]
+) -> list[str]:
+    """Return a command line without some options and their values."""
+    return [
+        argument
+        for token in _parse_tokens(arguments, flags_with_value)
+        if token.flag not in flags_with_value and token.flag not in switches
+        for argument in token.arguments
+    ]
+
+
+def _parse_tokens(
+    arguments: Sequence[str], further_flags_with_value: Set[str] = frozenset()
+) -> Iterator[Token]:
     """Yield the options and arguments of a command line, each option together with its value.
 
-    Only the options in `_FLAGS_WITH_VALUE` are joined with the argument after them, for example
-    `--url` with its URL. Callers look for these options and for switches only. The value of any
-    other option is yielded as an argument.
+    Only the options in `_FLAGS_WITH_VALUE`, and those of the caller, are joined with the argument
+    after them, for example `--url` with its URL. Callers look for these options and for switches
+    only. The value of any other option is yielded as an argument.
     """
+    flags_with_value = _FLAGS_WITH_VALUE | further_flags_with_value
     split_arguments = list(_split_short_options(arguments))
     index = 0
     while index < len(split_arguments):
@@ -176,7 +191,7 @@ def _parse_tokens(arguments: Sequence[str]) -> Iterator[Token]:
         flag, equals, value = argument.partition("=")
         is_last = index + 1 == len(split_arguments)
 
-        is_followed_by_value = flag in _FLAGS_WITH_VALUE and not equals and not is_last
+        is_followed_by_value = flag in flags_with_value and not equals and not is_last
         if is_followed_by_value:
             next_argument = split_arguments[index + 1]
             yield Token(flag, next_argument, (argument, next_argument))

@@ -14,6 +14,7 @@ from loadgen.cli.resume import resume_arguments
 from loadgen.core.errors import OK
 
 if TYPE_CHECKING:
+    from loadgen.search.agent_tiers_run import TierSearches
     from loadgen.search.search_plan import PlannedSearch
 
 SustainOption = Annotated[
@@ -82,13 +83,13 @@ def search(
         ),
     ] = "rate",
     tier: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--tier",
             metavar="SPEED:TTFT",
             rich_help_panel="SLO",
             help="Tier of AA-AgentPerf in place of --slo: p25 of the output speed of a request in "
-            "tokens/s, and p95 of TTFT: 20:10s.",
+            "tokens/s, and p95 of TTFT: 20:10s. Repeat it to search at one tier after the other.",
         ),
     ] = None,
     low: Annotated[
@@ -152,10 +153,9 @@ def search(
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
-    from loadgen.core.execution.folder_names import locked_folder
-    from loadgen.runs.run_display import create_display
+    from loadgen.search.agent_tiers_run import TierSearches
     from loadgen.search.search_plan import SearchOptions, check_options, plan_search
-    from loadgen.search.search_run import SearchRun
+    from loadgen.search.search_run import run_planned_search
 
     if resume is not None and workload is None and not _names_workload(invocation):
         command = _stored_command(resume)
@@ -163,10 +163,11 @@ def search(
             arguments = resume_arguments(command[1:], invocation.arguments, "--resume", resume)
             return invocation.run_command_line(arguments)
 
+    tiers = tuple(tier or ())
     options = SearchOptions(
         percentile=percentile,
         over=over,
-        tier=tier,
+        tier=tiers[0] if tiers else None,
         low=low,
         high=high,
         start=start,
@@ -176,6 +177,12 @@ def search(
         sustain=sustain,
         run_spread=run_spread,
     )
+    if len(tiers) > 1:
+        searches = TierSearches(invocation, workload, options, tiers, resume)
+        if dry_run:
+            return _show_dry_runs(searches, invocation)
+        return searches.run(as_json=as_json, full=full)
+
     checked = check_options(invocation, workload, options, resume)
     if resume is None and not dry_run:
         invocation.move_existing_results(checked.settings.out)
@@ -184,18 +191,7 @@ def search(
     if dry_run:
         return _show_dry_run(planned, invocation)
 
-    display = create_display(invocation, quiet=True, has_line_per_step=True)
-    with locked_folder(planned.runner.output_dir):
-        search_run = SearchRun(
-            search=planned.search,
-            runner=planned.runner,
-            plan=planned.plan,
-            display=display,
-            unit=planned.unit,
-            trial_s=planned.trial_s,
-            full=full,
-        )
-        return search_run.run("json" if as_json else "report")
+    return run_planned_search(planned, invocation, "json" if as_json else "report", full=full)
 
 
 def _names_workload(invocation: Invocation) -> bool:
@@ -206,9 +202,18 @@ def _names_workload(invocation: Invocation) -> bool:
 
 def _stored_command(output_dir: Path) -> tuple[str, ...]:
     """Return the command line of a search. Raises UserError if the directory is not that of one."""
-    from loadgen.search import experiment
+    from loadgen.search import agent_tiers, experiment
 
+    if agent_tiers.has_tiers(output_dir):
+        return agent_tiers.read_tiers(output_dir).command
     return experiment.read_search_plan(output_dir).command
+
+
+def _show_dry_runs(searches: TierSearches, invocation: Invocation) -> int:
+    """Print what the search at each tier would do, and return the exit code."""
+    for planned in searches.plan():
+        _show_dry_run(planned, invocation)
+    return OK
 
 
 def _show_dry_run(planned: PlannedSearch, invocation: Invocation) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from loadgen.cli.output import print_report, print_status
 from loadgen.core import format
 from loadgen.core.errors import TargetError
+from loadgen.core.execution.folder_names import locked_folder
 from loadgen.runs.progress import RemainingSteps
 from loadgen.search import agent_capacity, capacity_files, experiment, search_text
 from loadgen.search.experiment import ExperimentPlan
@@ -21,10 +22,39 @@ from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResul
 from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 
 if TYPE_CHECKING:
+    from loadgen.cli.invocation import Invocation
     from loadgen.runs.run_display import RunDisplay
+    from loadgen.search.search_plan import PlannedSearch
 
 Output = Literal["report", "json", "none"]
 """What is printed on stdout at the end: the report, the content of `search.json`, or nothing."""
+
+
+def run_planned_search(
+    planned: PlannedSearch, invocation: Invocation, output: Output, *, full: bool
+) -> int:
+    """Carry out a search in its locked directory, print the result and return the exit code.
+
+    Args:
+        planned: The search.
+        invocation: The options that all commands have in common.
+        output: What is printed on stdout at the end.
+        full: Whether every section of the report is printed.
+    """
+    from loadgen.runs.run_display import create_display
+
+    display = create_display(invocation, quiet=True, has_line_per_step=True)
+    with locked_folder(planned.runner.output_dir):
+        search_run = SearchRun(
+            search=planned.search,
+            runner=planned.runner,
+            plan=planned.plan,
+            display=display,
+            unit=planned.unit,
+            trial_s=planned.trial_s,
+            full=full,
+        )
+        return search_run.run(output)
 
 
 @dataclass

@@ -1,0 +1,178 @@
+"""The folder of searches at several tiers: the highest number of agents at each of them.
+
+tiers.json          what was requested, and the result of each tier (StoredTiers)
+tier-20-10s/, ...   the search at one tier, in the layout of `loadgen search`
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadgen.cli.resume import arguments_to_type_again
+from loadgen.core import format
+from loadgen.core.errors import UserError, missing_result
+from loadgen.core.results import store
+from loadgen.core.results.json_files import decode_json
+from loadgen.repeated.capacity import State
+from loadgen.runs.kind import stored_summaries
+from loadgen.search import capacity_files, experiment
+from loadgen.search.agent_capacity import AgentCapacity, find_agent_capacity, tier_objectives
+from loadgen.search.experiment import StoredSearch
+from loadgen.search.search_results import capacity_and_state, exit_code, find_best_trial
+
+SCHEMA = 1
+TIERS_FILE = "tiers.json"
+
+
+class TierResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of the search at one tier.
+
+    Attributes:
+        tier: The tier as it was typed, for example "20:10s".
+        folder: The name of the folder of its search.
+        stop_reason: Why the search ended, as in `search.json`. "" if it has not ended.
+        state: How far the number of sessions was shown. None if the search has not ended.
+        lower_bound: Whether the highest number that was allowed met the tier.
+        code: The exit code of the search. None if it has not ended.
+        agents: The sessions per accelerator and per megawatt. None if the search has not ended.
+    """
+
+    tier: str
+    folder: str
+    stop_reason: str = ""
+    state: State | None = None
+    lower_bound: bool = False
+    code: int | None = None
+    agents: AgentCapacity | None = None
+
+
+class StoredTiers(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `tiers.json`.
+
+    Attributes:
+        schema: The version of the format.
+        workload: The name of the workload.
+        target: The target, as it is shown.
+        simulated: Whether a simulated server responded.
+        version: The version of loadgen.
+        started: When the first search started, in ISO 8601 (UTC).
+        command: The command line, without its secrets.
+        tiers: The results of the tiers, in the order in which they are searched.
+        resume_command: The command that continues what was stopped, or "" if nothing is left to do.
+    """
+
+    schema: int = SCHEMA
+    workload: str
+    target: str
+    simulated: bool
+    version: str
+    started: str
+    command: tuple[str, ...]
+    tiers: tuple[TierResult, ...]
+    resume_command: str = ""
+
+
+def name_tier_folder(tier: str) -> str:
+    """Return the name of the folder of a search at a tier: "tier-20-10s" for "20:10s"."""
+    return f"tier-{tier.strip().replace(':', '-')}"
+
+
+def check_tiers(tiers: Sequence[str]) -> None:
+    """Raise UserError if a tier cannot be read, or if two of them are the same."""
+    folders: set[str] = set()
+    for tier in tiers:
+        tier_objectives(tier)
+        folder = name_tier_folder(tier)
+        if folder in folders:
+            problem = "the tier is repeated"
+            raise UserError("duplicate", problem, f"--tier {tier}", "specify each tier once")
+        folders.add(folder)
+
+
+def has_tiers(output_dir: Path) -> bool:
+    """Return whether a folder is that of searches at several tiers."""
+    return (output_dir / TIERS_FILE).is_file()
+
+
+def write_tiers(output_dir: Path, stored: StoredTiers) -> None:
+    """Write `tiers.json`."""
+    store.replace(output_dir / TIERS_FILE, format.document(stored))
+
+
+def read_tiers(output_dir: Path) -> StoredTiers:
+    """Return the tiers of a folder, with what their searches have found so far.
+
+    The results are read from the searches, which may have been continued one by one. Raises
+    UserError if there is no `tiers.json`, or if a file is damaged.
+    """
+    path = output_dir / TIERS_FILE
+    if not path.is_file():
+        raise missing_result(output_dir, f"a folder with {TIERS_FILE}")
+    stored = decode_json(
+        path.read_bytes(), StoredTiers, str(path), "a search at several tiers", schema=SCHEMA
+    )
+    _check_folder_names(stored, path)
+    return update_tiers(output_dir, stored)
+
+
+def _check_folder_names(stored: StoredTiers, path: Path) -> None:
+    """Raise UserError if `tiers.json` names a folder that a search at its tier does not have."""
+    for result in stored.tiers:
+        if result.folder != name_tier_folder(result.tier) or "/" in result.folder:
+            problem = f"the folder {result.folder!r} is not that of the tier {result.tier!r}"
+            raise UserError("damaged_file", problem, str(path), "search again with another --out")
+
+
+def update_tiers(output_dir: Path, stored: StoredTiers) -> StoredTiers:
+    """Return the tiers of a folder with the results that their searches have by now."""
+    searches = [_read_search(output_dir / result.folder) for result in stored.tiers]
+    results = [
+        result if search is None else _read_result(output_dir, result, search)
+        for result, search in zip(stored.tiers, searches, strict=True)
+    ]
+    return msgspec.structs.replace(
+        stored,
+        tiers=tuple(results),
+        resume_command=_find_resume_command(output_dir, stored, searches),
+    )
+
+
+def _read_search(search_dir: Path) -> StoredSearch | None:
+    """Return the result of the search at a tier, or None if it has not ended or begun."""
+    return experiment.read_search(search_dir) if search_dir.is_dir() else None
+
+
+def _read_result(output_dir: Path, result: TierResult, search: StoredSearch) -> TierResult:
+    """Return the result of a tier from its search and the run that shows its capacity."""
+    search_dir = output_dir / result.folder
+    best_trial = find_best_trial(search.trials)
+    run_dirs = [] if best_trial is None else [search_dir / best_trial.run_name]
+    return msgspec.structs.replace(
+        result,
+        stop_reason=search.result.stop_reason,
+        state=capacity_and_state(search.result, search.trials).state,
+        lower_bound=search.result.is_lower_bound,
+        code=exit_code(search.result),
+        agents=find_agent_capacity(search, stored_summaries(search_dir, run_dirs)),
+    )
+
+
+def _find_resume_command(
+    output_dir: Path, stored: StoredTiers, searches: Sequence[StoredSearch | None]
+) -> str:
+    """Return the command that continues the searches, or "" if nothing is left to do."""
+    arguments = ["--resume", str(output_dir), *arguments_to_type_again(stored.command)]
+    command = f"loadgen search {shlex.join(arguments)}"
+    if None in searches:
+        return command
+
+    commands = (
+        capacity_files.usable_resume_command(search.result, search.trials, command)
+        for search in searches
+        if search is not None
+    )
+    return next(filter(None, commands), "")
