@@ -6,12 +6,13 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen_sdk.request import Request
 
-from loadgen.core import format
+from loadgen.core import format, units
 from loadgen.core.errors import UserError
 from loadgen.core.requests.file_prompts import DEFAULT_OUTPUT_LIMIT, UNLIMITED, OutputLength
 from loadgen.core.requests.prompts import AssistantTurn
@@ -128,6 +129,9 @@ class TrajectoryPrompts:
         # The texts that make prompts unique.
         self._salt_rule = requests.salt
         self._salt_key = derive_key(seed, salt)
+
+        # Longer recorded pauses are cut to this length.
+        self._idle_cap_ns = requests.idle_cap_ns
 
         # The lengths of prompts and responses. Token counts of recent conversations are cached.
         self._tokenizer = tokenizer
@@ -391,6 +395,7 @@ class TrajectoryPrompts:
     ) -> list[str]:
         """Return the warnings about the data set that the user sees before the run."""
         messages = list(self._data.notes)
+        messages += self._cut_pauses_notes()
 
         lacks_lengths = self._output_sampler is None and not self._data.has_responses
         if lacks_lengths and self._has_default_limit:
@@ -407,6 +412,22 @@ class TrajectoryPrompts:
                 "contain the prompts of an earlier play"
             )
         return messages
+
+    def _cut_pauses_notes(self) -> list[str]:
+        """Return a note if recorded pauses are longer than the idle cap, so that they are cut."""
+        pauses_ns = self._data.pauses_ns
+        cut_count = int((pauses_ns > self._idle_cap_ns).sum())
+        if not cut_count:
+            return []
+
+        # An option in whole seconds that cuts none of the pauses.
+        longest_s = math.ceil(int(pauses_ns.max()) / units.NS_PER_S)
+        cap = format.duration(self._idle_cap_ns / units.NS_PER_S)
+        share = f"{format.count(cut_count)} of {format.counted(len(pauses_ns), 'recorded pause')}"
+        return [
+            f"{self._data.path.name}: idle_cap cuts {share} to {cap}. "
+            f"With idle_cap={longest_s}s, none is cut"
+        ]
 
 
 def _check_history(requests: Trajectories, *, has_tool_results: bool) -> None:

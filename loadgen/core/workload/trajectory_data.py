@@ -51,6 +51,7 @@ class TrajectoryData:
         path: The file, or the name of a data set of Hugging Face.
         sha256: The hash of the bytes of the files.
         turn_counts: The number of turns of each session.
+        pauses_ns: The recorded pauses between two turns, of all sessions.
         has_responses: Whether a response is recorded for some turn.
         has_tool_results: Whether some session has messages of tools.
         notes: Sentences about what was read, if it is not simply the file.
@@ -60,6 +61,7 @@ class TrajectoryData:
         self.path = path
         self.sha256 = sha256
         self.turn_counts: NDArray[np.int64] = np.array(store.turn_counts, np.int64)
+        self.pauses_ns: NDArray[np.int64] = np.array(store.pauses_ns, np.int64)
         self.has_responses = store.has_responses
         self.has_tool_results = store.has_tool_results
         self.notes = tuple(notes)
@@ -80,6 +82,7 @@ class _TrajectoryStore:
         self._file = TemporaryFile()
         self._offsets = array("Q", [0])
         self.turn_counts = array("Q")
+        self.pauses_ns = array("q")
         self.has_responses = False
         self.has_tool_results = False
 
@@ -91,6 +94,8 @@ class _TrajectoryStore:
         self._offsets.append(start + len(content))
 
         self.turn_counts.append(len(trajectory.turns))
+        # A session begins with its first turn, so the pause before that turn is never made.
+        self.pauses_ns.extend(turn.delay_ns for turn in trajectory.turns[1:] if turn.delay_ns)
         for turn in trajectory.turns:
             if turn.response is not None:
                 self.has_responses = True

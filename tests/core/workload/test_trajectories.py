@@ -305,6 +305,15 @@ def test_pauses_are_recorded_ones_up_to_the_idle_cap(tmp_path):
     assert by_default.successors == ((1,), (2,), ())
 
 
+def test_pauses_that_the_idle_cap_cuts_are_counted_in_a_note(tmp_path):
+    path = written(tmp_path, [*agent("a"), *agent("b")])
+    (note,) = built(load(path)).warnings(6)
+    assert "2 of 4 recorded pauses" in note
+    assert "idle_cap=300s" in note
+    assert not built(load(path, idle_cap="300s")).warnings(6)
+    assert not built(load(path, idle_cap="366d")).warnings(6)
+
+
 def test_first_sessions_continue_where_the_cache_was_filled(tmp_path):
     rows = [row for number in range(5) for row in agent(f"s{number}")]
     workload = with_cache_fill(load(written(tmp_path, rows), users=4, count=9, start="middle"))
