@@ -148,6 +148,21 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         return self.fluidity is not None and self.find_token_deadlines() is None
 
 
+def state_token_deadlines(slo: Slo) -> FluidityTerm | None:
+    """Return the objective of token deadlines with the deadlines in it, None without objective.
+
+    So it remains complete when the limits on TTFT and TPOT, which set them, are left out.
+    """
+    deadlines = slo.find_token_deadlines()
+    if slo.fluidity is None or deadlines is None:
+        return slo.fluidity
+    return msgspec.structs.replace(
+        slo.fluidity,
+        first_token_ns=deadlines.first_token_ns,
+        per_token_ns=deadlines.per_token_ns,
+    )
+
+
 def merge_slos(base: Slo, added: Slo) -> Slo:
     """Return the objectives of both SLOs, ordered by metric and percentile.
 

@@ -33,7 +33,7 @@ from loadgen.core.results.manifest import (
 )
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import complete_schedule, schedule_fingerprint
-from loadgen.core.slo import Slo, Term
+from loadgen.core.slo import Slo, Term, state_token_deadlines
 from loadgen.core.workload import (
     FromFile,
     FromTrace,
@@ -178,7 +178,9 @@ def select_judgeable_terms(slo: Slo | None, settings: Settings) -> JudgeableSlo:
 
     # An SLO can also limit the share of good requests and the duration of tasks. Its objective of
     # token deadlines stays too, and the summary says that there is no index without a stream.
-    judgeable_slo = msgspec.structs.replace(slo, terms=judgeable_terms)
+    judgeable_slo = msgspec.structs.replace(
+        slo, terms=judgeable_terms, fluidity=state_token_deadlines(slo)
+    )
     is_empty = judgeable_slo == Slo()
     return JudgeableSlo(
         slo=None if is_empty else judgeable_slo,

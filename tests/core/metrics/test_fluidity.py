@@ -16,7 +16,7 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.fluidity import FluidityInputs, measure_fluidity
+from loadgen.core.metrics.fluidity import NO_STREAM, FluidityInputs, measure_fluidity
 from loadgen.core.metrics.request_counts import RequestCounts
 from loadgen.core.metrics.token_deadlines import count_token_deadlines
 from loadgen.core.results import store
@@ -216,6 +216,21 @@ def test_without_token_times_or_deadlines_there_is_no_index(tmp_path: Path) -> N
     assert damaged.fluidity is not None and damaged.fluidity.objective is not None
     assert damaged.fluidity.objective.met is None and damaged.fluidity.absent
     assert damaged.goodput.met is None
+
+
+def test_an_slo_with_an_objective_is_undecided_without_a_stream(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    flags = read_flags(request_rate="20", num_requests="200", seed="7", warmup="0")
+    workload = load(str(tmp_path / "w.yaml"), flags)
+    # The TPOT limit cannot be judged, but the objective needs it as a deadline.
+    workload = workload.model_copy(update={"slo": slo_of(1000, NINETY_AT_P95)})
+    settings = Settings(url="sim:gb300-vm", stream=False, out=tmp_path / "run")
+    summary = loadgen.load(execute(workload, settings)[1]).summary
+
+    assert summary.fluidity is not None and summary.fluidity.objective is not None
+    assert summary.fluidity.objective.undecided == NO_STREAM
+    assert summary.fluidity.per_token_ms == 1000
+    assert summary.goodput.met is None
 
 
 @pytest.mark.parametrize(("failed", "is_met"), [(9, True), (10, False)])
