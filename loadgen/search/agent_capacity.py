@@ -29,6 +29,8 @@ PROVISIONED_KW_KEY = f"{SYSTEM_PREFIX}provisioned_kw"
 """The metadata with the provisioned power of a system, from the system file."""
 TIER = re.compile(r"(?P<speed>[0-9]+(\.[0-9]+)?):(?P<ttft>[0-9.]+(ms|s))")
 TIER_HINT = "SPEED:TTFT, output tokens per second and a time: 20:10s, 60:5s or 180:3s"
+PRESET_PROVISIONED_KW_KEY = "preset.provisioned_kw"
+"""The metadata with the provisioned power of a simulated system, from its preset."""
 MS_PER_S = 1_000
 WATTS_PER_KW = 1_000
 KW_PER_MW = 1_000
@@ -43,7 +45,8 @@ class AgentCapacity(msgspec.Struct, frozen=True, kw_only=True):
         sessions: The highest number of concurrent sessions.
         accelerators: The number of accelerators of the system.
         sessions_per_accelerator: Sessions divided by accelerators.
-        provisioned_kw: The power that is provisioned for the system, from the system file.
+        provisioned_kw: The power that is provisioned for the system, from the system file, or from
+            the preset of a simulated system.
         sessions_per_provisioned_mw: Sessions divided by that power.
         measured_kw: The mean power of the accelerators in the trial at this number of sessions.
         sessions_per_measured_mw: Sessions divided by that power.
@@ -115,8 +118,9 @@ def compute_agent_capacity(sessions: float | None, summary: Summary | None) -> A
 
 
 def _provisioned_kw(summary: Summary) -> float | None:
-    """Return the provisioned power of the system file, or None if it names none."""
-    text = summary.run.metadata.get(PROVISIONED_KW_KEY)
+    """Return the provisioned power of the system file, else of the preset, or None."""
+    metadata = summary.run.metadata
+    text = metadata.get(PROVISIONED_KW_KEY) or metadata.get(PRESET_PROVISIONED_KW_KEY)
     return None if text is None else float(text)
 
 

@@ -17,14 +17,18 @@ from loadgen.cli.settings import request_options
 from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.execution import run_manifest
-from loadgen.core.execution.backend import filling_rate
+from loadgen.core.execution.backend import filling_rate, known
 from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.core.slo import ATTAINMENT, Slo, describe_fluidity_term, describe_task_limits
 from loadgen.core.workload import Closed, Mix, Workload
 from loadgen.core.workload.flags import select_load_options
 from loadgen.repeated import capacity
 from loadgen.search import experiment
-from loadgen.search.agent_capacity import SESSIONS, tier_objectives
+from loadgen.search.agent_capacity import (
+    PRESET_PROVISIONED_KW_KEY,
+    SESSIONS,
+    tier_objectives,
+)
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.goal import Goal
 from loadgen.search.load_search import LoadSearch
@@ -258,7 +262,7 @@ def check_options(
     _check_load_kind(options.over)
     errors: list[LoadgenError] = []
     with collecting(errors):
-        settings = invocation.settings()
+        settings = _with_provisioned_power(invocation.settings(), options)
         run_spread = parse_run_spread(options.run_spread, settings)
         precision = parse_precision(options.precision)
 
@@ -299,6 +303,20 @@ def check_options(
         run_spread=run_spread,
         max_time_s=max_time_s,
     )
+
+
+def _with_provisioned_power(settings: Settings, options: SearchOptions) -> Settings:
+    """Return the settings of a search over sessions with the power of a simulated system.
+
+    Its runs store the power as metadata. The settings of other searches, and of systems whose power
+    is not known, are returned as they are.
+    """
+    known_target = known(settings) if options.over == SESSIONS else None
+    if known_target is None or known_target.provisioned_kw is None:
+        return settings
+
+    power = (PRESET_PROVISIONED_KW_KEY, f"{known_target.provisioned_kw:g}")
+    return msgspec.structs.replace(settings, metadata=(*settings.metadata, power))
 
 
 def _check_load_kind(load_kind: str) -> None:

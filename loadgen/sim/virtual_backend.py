@@ -408,6 +408,7 @@ def describe_target(settings: Settings) -> KnownTarget:
         virtual_url=settings.url or "",
         gpus=preset.gpus,
         identity=preset.identity,
+        provisioned_kw=preset.provisioned_kw,
     )
 
 

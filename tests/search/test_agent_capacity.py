@@ -16,6 +16,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.render import html, markdown
 from loadgen.search import search_kind
 from loadgen.search.agent_capacity import compute_agent_capacity, tier_objectives
+from loadgen.sim.presets.preset import load_preset
 
 SEARCH = (
     *("search", "agentic", "--url", "sim:gb300-vm", "--over", "sessions", "--tier", "10:10s"),
@@ -67,6 +68,33 @@ def test_the_stored_result_can_be_computed_again(searched: Path) -> None:
     regenerated = json.loads(files["search.json"].data or b"")
     stored = json.loads((searched / "search.json").read_bytes())
     assert regenerated["agents"] == stored["agents"]
+
+
+@pytest.mark.parametrize(
+    ("preset_name", "provisioned_kw"),
+    [("gb300-vm", 4 * 2.1), ("gb300-rack", 72 * 2.1), ("h100x8", 8 * 1.73), ("b200x8", 8 * 2.17)],
+)
+def test_a_preset_has_the_published_power_of_all_its_gpus(
+    preset_name: str, provisioned_kw: float
+) -> None:
+    assert load_preset(preset_name).provisioned_kw == pytest.approx(provisioned_kw)
+
+
+def test_the_power_of_a_preset_changes_no_run() -> None:
+    preset = load_preset("gb300-vm")
+    hardware = preset.hardware.model_copy(update={"provisioned_kw": None})
+    without_power = preset.model_copy(update={"hardware": hardware})
+    assert without_power.provisioned_kw is None
+    assert without_power.identity == preset.identity
+
+
+@pytest.mark.commands
+def test_without_a_system_file_the_power_of_the_preset_is_used(tmp_path: Path) -> None:
+    load = ("--high", "4", "--max-probes", "2")
+    exits(*SEARCH, *load, "-o", tmp_path / "preset")
+    agents = json.loads((tmp_path / "preset" / "search.json").read_bytes())["agents"]
+    assert agents["provisioned_kw"] == pytest.approx(4 * 2.1)
+    assert agents["sessions_per_provisioned_mw"] == pytest.approx(4 / 8.4 * 1000)
 
 
 @pytest.mark.commands

@@ -133,7 +133,7 @@ def test_finished_tiers_are_reported_if_the_next_one_is_interrupted(
     system = searched.parent / "system.yaml"
     command = [*SEARCH, "--system", system, "-o", tmp_path / "out"]
     with subprocess.Popen(
-        [sys.executable, "-m", "loadgen", *command],
+        [sys.executable, "-m", "loadgen", *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

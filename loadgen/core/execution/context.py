@@ -43,6 +43,8 @@ class KnownTarget(Struct, frozen=True):
     gpus: int | None = None
     identity: str = ""
     """A digest of everything that the target is made from; empty if it is not known."""
+    provisioned_kw: float | None = None
+    """The power that a site reserves for it; None if it is not known."""
 
 
 class OversizedRequests(Struct, frozen=True):

@@ -164,6 +164,8 @@ class Hardware(Part):
     compute_share: SourcedNumber
     overhead_ms: SourcedNumber  # per iteration; fitted, one value per GPU generation
     power_w: SourcedNumber  # TDP
+    # Per GPU, what a site reserves for it: with its share of hosts, network and cooling.
+    provisioned_kw: SourcedNumber | None = None
 
 
 class PresetServer(Part):
@@ -232,7 +234,9 @@ class Preset(Part):
     @property
     def identity(self) -> str:
         """A hash of everything that decides what the system does and how fast it is."""
-        unused_fields = {"answers"} if self.answers is None else None
+        unused_fields: dict[str, bool | set[str]] = {"hardware": {"provisioned_kw"}}
+        if self.answers is None:
+            unused_fields["answers"] = True
         return hashlib.sha256(self.model_dump_json(exclude=unused_fields).encode()).hexdigest()
 
     @property
@@ -244,6 +248,12 @@ class Preset(Part):
     def gpus(self) -> int:
         """The number of GPUs of all machines."""
         return self.vms * self.gpus_per_vm
+
+    @property
+    def provisioned_kw(self) -> float | None:
+        """The power that a site reserves for all machines, or None if no figure is published."""
+        per_gpu_kw = self.hardware.provisioned_kw
+        return None if per_gpu_kw is None else per_gpu_kw.value * self.gpus
 
     @property
     def replicas(self) -> int:
