@@ -270,8 +270,7 @@ def _read_tools(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name = function.get("name")
         if isinstance(name, str):
             parameters = function.get("parameters")
-            has_schema = isinstance(parameters, dict)
-            schema_by_tool[name] = parameters if has_schema else {}
+            schema_by_tool[name] = parameters if isinstance(parameters, dict) else {}
 
     if not schema_by_tool:
         problem = "the row has no tools whose call could be checked"
