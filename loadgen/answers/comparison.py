@@ -173,27 +173,33 @@ class AnswersResult(
 
     @property
     def is_within_loss(self) -> bool | None:
-        """Whether the scores of the endpoint are within the allowed loss. None if undecided.
+        """Whether no score is lower than that of the other endpoint by more than the allowed loss.
 
-        It is False as soon as one score is certainly too low. It is undecided if no score could be
-        compared, if one of them is undecided, or if requests failed: a failed request scores 0,
-        which says nothing about the model. It is also None if `allowed_loss` is not set.
+        None if undecided, or without an allowed loss. Failed requests leave a pass undecided,
+        because a failed request scores 0, which says nothing about the model.
         """
         if self.allowed_loss is None:
             return None
 
-        outcomes = [ratio.is_within_loss for ratio in self.groups[0].ratios]
+        all_prompts = self.groups[0]
+        outcomes = [ratio.is_within_loss for ratio in all_prompts.ratios]
         if False in outcomes:
             return False
-        if not outcomes or None in outcomes or self.failed > 0:
+
+        has_undecided_score = not outcomes or None in outcomes
+        if has_undecided_score or self.failed > 0:
             return None
 
         return True
 
 
 def exit_code(result: AnswersResult) -> int:
-    """Return the exit code of a result: 3 without any answer, or that of the verdict."""
-    if result.failed == result.prompts:
+    """Return the exit code of a result, which says whether the scores are within the allowed loss.
+
+    If all requests failed, the exit code says so. Without an allowed loss, any scores are OK.
+    """
+    has_no_answers = result.failed == result.prompts
+    if has_no_answers:
         return UNSOUND
     if result.allowed_loss is None:
         return OK
@@ -231,20 +237,27 @@ def score_prompts(
     if other_answers is None:
         return tuple(prompts)
 
-    return tuple(
-        _add_other_endpoint(prompt, question, answer, other_answer)
-        for prompt, question, answer, other_answer in zip(
-            prompts, questions, answers, other_answers, strict=True
-        )
-    )
+    compared_prompts = []
+    columns = zip(prompts, questions, answers, other_answers, strict=True)
+    for prompt, question, answer, other_answer in columns:
+        compared_prompts.append(_add_other_endpoint(prompt, question, answer, other_answer))
+    return tuple(compared_prompts)
 
 
 def _add_other_endpoint(
     prompt: ScoredPrompt, question: AnswerKey, answer: str | None, other_answer: str | None
 ) -> ScoredPrompt:
-    """Return a scored prompt with the scores of the other endpoint, if that answered it."""
+    """Return a scored prompt with the scores of the other endpoint's answer added.
+
+    Args:
+        prompt: The scores of the first endpoint's answer.
+        question: How an answer is scored.
+        answer: The answer of the first endpoint, or None if its request failed.
+        other_answer: The answer of the other endpoint, or None if its request failed.
+    """
     if other_answer is None:
         return msgspec.structs.replace(prompt, is_answered_by_other=False)
+
     return msgspec.structs.replace(
         prompt,
         is_answered_by_other=True,
@@ -256,7 +269,7 @@ def _add_other_endpoint(
 def summarize_scores(
     prompts: Sequence[ScoredPrompt], allowed_loss: float | None = None, level: float = LEVEL
 ) -> tuple[ScoredGroup, ...]:
-    """Return the scores of all prompts, and then those of each class by name.
+    """Return the scores of all prompts, followed by the scores of each class of prompts.
 
     Args:
         prompts: The scores of every prompt.
@@ -264,30 +277,39 @@ def summarize_scores(
             or None.
         level: The confidence of the intervals.
     """
-    groups = [_summarize_group("", prompts, allowed_loss, level)]
-    for name in sorted({prompt.group for prompt in prompts} - {""}):
-        members = [prompt for prompt in prompts if prompt.group == name]
-        groups.append(_summarize_group(name, members, allowed_loss, level))
+    all_prompts = _summarize_group("", prompts, allowed_loss, level)
+
+    # A prompt without a class has the class name "".
+    class_names = {prompt.group for prompt in prompts} - {""}
+    groups = [all_prompts]
+    for class_name in sorted(class_names):
+        prompts_of_class = [prompt for prompt in prompts if prompt.group == class_name]
+        groups.append(_summarize_group(class_name, prompts_of_class, allowed_loss, level))
     return tuple(groups)
 
 
 def unseen_share(count: int, level: float = LEVEL) -> float:
-    """Return the largest fraction of all cases that `count` independent ones may not have met.
+    """Return the largest share of cases of which a sample of `count` cases may have none.
 
-    The confidence is that of `intervals.observations_to_see`.
+    A share u has no case in the sample with the probability (1 - u) ** count. The result is the u
+    at which this probability is (1 - level) / 2: for 100 cases and a level of 0.95, it is 0.036.
     """
-    return -math.expm1(math.log((1 - level) / 2) / count)
+    miss_probability = (1 - level) / 2
+    log_of_seen_share = math.log(miss_probability) / count
+    return -math.expm1(log_of_seen_share)
 
 
 def _score_answer(question: AnswerKey, answer: str | None) -> dict[str, float]:
-    """Return the scores of an answer, which are all 0 if there is none."""
+    """Return the scores of an answer by name. A missing answer (None) scores 0 everywhere."""
     scores = score_against_reference(
         answer or "",
         question.reference,
         is_choice=question.is_choice,
         wants_json=question.wants_json,
     )
-    return dict.fromkeys(scores, 0.0) if answer is None else scores
+    if answer is None:
+        return dict.fromkeys(scores, 0.0)
+    return scores
 
 
 def _score_similarity(answer: str | None, other: str) -> dict[str, float]:
@@ -300,33 +322,35 @@ def _score_similarity(answer: str | None, other: str) -> dict[str, float]:
 def _summarize_group(
     name: str, prompts: Sequence[ScoredPrompt], allowed_loss: float | None, level: float
 ) -> ScoredGroup:
-    """Return the mean scores of a class of prompts, and the ratios of both endpoints' scores.
+    """Return the mean scores of a class of prompts for each endpoint, and their ratios.
 
     Args:
         name: The name of the class, or "" for all prompts.
-        prompts: The scores of its prompts.
+        prompts: The scores of the prompts of this class.
         allowed_loss: The fraction by which a score may be lower than that of the other endpoint,
             or None.
         level: The confidence of the intervals.
     """
+    scores = [prompt.scores for prompt in prompts]
+    other_scores = [prompt.other_scores for prompt in prompts]
+    similarities = [prompt.similarity for prompt in prompts]
+
     return ScoredGroup(
         group=name,
-        scores=_mean_scores(REFERENCE_SCORES, [prompt.scores for prompt in prompts], level),
-        other_scores=_mean_scores(
-            REFERENCE_SCORES, [prompt.other_scores for prompt in prompts], level
-        ),
+        scores=_mean_scores(REFERENCE_SCORES, scores, level),
+        other_scores=_mean_scores(REFERENCE_SCORES, other_scores, level),
         ratios=_compare_scores(prompts, allowed_loss, level),
-        similarity=_mean_scores(PAIR_SCORES, [prompt.similarity for prompt in prompts], level),
+        similarity=_mean_scores(PAIR_SCORES, similarities, level),
     )
 
 
 def _compare_scores(
     prompts: Sequence[ScoredPrompt], allowed_loss: float | None, level: float
 ) -> tuple[ScoreRatio, ...]:
-    """Return the mean score of the endpoint divided by that of the other one, for each score.
+    """Return the ratio of the mean scores of two endpoints, for each kind of score.
 
-    Which scores a prompt has depends on its question. A score that no prompt has is left out. A
-    prompt that the other endpoint did not answer is not compared.
+    For example, mean scores of 0.72 and 0.80 have a ratio of 0.9. Only prompts that the other
+    endpoint has answered are compared. A kind of score that no prompt has is left out.
     """
     ratios = []
     for metric in REFERENCE_SCORES:
@@ -345,9 +369,9 @@ def _compare_scores(
 def _mean_scores(
     metrics: Sequence[str], scores_of_prompts: Sequence[Mapping[str, float]], level: float
 ) -> tuple[Score, ...]:
-    """Return the mean of each score over the prompts that have it.
+    """Return the mean of each kind of score, over the prompts that have this kind of score.
 
-    Which scores a prompt has depends on its question, for example whether it expects JSON.
+    For example, only prompts that expect JSON have a score for valid JSON.
     """
     means = []
     for metric in metrics:
@@ -358,10 +382,15 @@ def _mean_scores(
 
 
 def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
-    """Return the mean of a score with its confidence interval, which few answers do not have."""
+    """Return the mean of a score with its confidence interval.
+
+    With few values, the interval is unknown, so its ends are None.
+    """
     count = len(values)
     mean = math.fsum(values) / count
-    if count < FEWEST_ANSWERS:
+
+    has_interval = count >= FEWEST_ANSWERS
+    if not has_interval:
         return Score(metric=metric, count=count, mean=mean, low=None, high=None)
 
     if metric in BINARY_SCORES:
@@ -383,29 +412,24 @@ class _Bounds(NamedTuple):
 def _interval_with_unseen_cases(
     metric: str, values: Sequence[float], mean: float, level: float
 ) -> _Bounds:
-    """Return the confidence interval of a mean score, allowing for rare cases not in the sample.
+    """Return the confidence interval of a mean score, widened for rare cases not in the sample.
 
-    Student's interval is too narrow if almost all prompts have the same score. Prompts of a kind
-    that is not in the sample may still be a share u = `unseen_share(n)` of all prompts. If they all
-    score 0, the true mean is (1 - u) * mean. If they all score 1, it is (1 - u) * mean + u. The
-    interval is widened to include both. For example, with a mean of 0.9 and u = 0.04, it includes
-    0.864 and 0.904. The number of tokens has no highest value, so only its lower end is widened.
-
-    Args:
-        metric: The key of the score.
-        values: The scores of the sample.
-        mean: Their mean.
-        level: The confidence of the interval.
+    Student's interval is too narrow if almost all scores are equal, because up to a share u of all
+    prompts may be of a kind that the sample does not have. The interval is widened to the mean if
+    all these prompts score 0, and to the mean if they all score 1. For example, with a mean of 0.9
+    and u = 0.04, the interval includes 0.9 * 0.96 = 0.864 and 0.9 * 0.96 + 0.04 = 0.904.
     """
     student_interval = mean_of_runs(values, level)
     unseen = unseen_share(len(values), level)
-    mean_with_zeros = mean * (1 - unseen)
-    mean_with_ones = mean + unseen * (1 - mean)
-    low = min(student_interval.low, mean_with_zeros)
+
+    mean_if_unseen_score_0 = mean * (1 - unseen)
+    low = min(student_interval.low, mean_if_unseen_score_0)
     if metric in TOKEN_COUNTS:
+        # A number of tokens has no highest value, so the upper end cannot be widened.
         return _Bounds(low, student_interval.high)
 
-    high = max(student_interval.high, mean_with_ones)
+    mean_if_unseen_score_1 = mean + unseen * (1 - mean)
+    high = max(student_interval.high, mean_if_unseen_score_1)
     return _Bounds(max(low, 0.0), min(high, 1.0))
 
 
@@ -419,13 +443,13 @@ class _PairedScores(NamedTuple):
 def _estimate_ratio(
     metric: str, paired_scores: _PairedScores, allowed_loss: float | None, level: float
 ) -> ScoreRatio:
-    """Return the ratio of two mean scores of the same prompts, with its confidence interval.
+    """Return the ratio of the mean scores of two endpoints, with its confidence interval.
 
-    Few prompts, or an unbounded interval, give no interval and no verdict.
+    With few prompts, or if the interval has no end, the result has no interval and no verdict.
 
     Args:
-        metric: The key of the score.
-        paired_scores: The scores of both endpoints.
+        metric: The name of the score.
+        paired_scores: The scores of the same prompts at both endpoints.
         allowed_loss: The fraction by which the ratio may be below 1, or None.
         level: The confidence of the interval.
     """
@@ -443,12 +467,9 @@ def _estimate_ratio(
         return ratio
 
     low = _widen_lower_end(estimate, count, level)
-    return msgspec.structs.replace(
-        ratio,
-        low=low,
-        high=estimate.high,
-        is_within_loss=_is_within_loss(low, estimate.high, allowed_loss),
-    )
+    high = estimate.high
+    is_within_loss = _is_within_loss(low, high, allowed_loss)
+    return msgspec.structs.replace(ratio, low=low, high=high, is_within_loss=is_within_loss)
 
 
 class _RatioEstimate(NamedTuple):
@@ -467,32 +488,37 @@ class _RatioEstimate(NamedTuple):
 def _estimate_paired_ratio(paired_scores: _PairedScores, level: float) -> _RatioEstimate:
     """Return the ratio of the means of paired scores, with Fieller's confidence interval.
 
-    If no pair differs, there is no variance, and Fieller's quadratic equation has no solution. The
-    ratio is then exactly 1, unless all scores are 0.
+    Fieller's method has no solution if the scores of all pairs are equal. The ratio is then exactly
+    1, unless all scores are 0.
     """
-    scores, other_scores = paired_scores
-    is_exactly_one = scores == other_scores and any(other_scores)
-    if is_exactly_one:
+    scores = paired_scores.scores
+    other_scores = paired_scores.other_scores
+
+    are_all_equal = scores == other_scores
+    if are_all_equal and any(other_scores):
         return _RatioEstimate(ratio=1.0, low=1.0, high=1.0)
+
     interval = ratio_of_means(scores, other_scores, paired=True, level=level)
-    return _RatioEstimate(interval.value, interval.low, interval.high)
+    return _RatioEstimate(ratio=interval.value, low=interval.low, high=interval.high)
 
 
 def _widen_lower_end(estimate: _RatioEstimate, count: int, level: float) -> float:
-    """Return the lower end of an interval, allowing for rare kinds of prompts not in the sample.
+    """Return the lower end of an interval, widened for rare prompts that are not in the sample.
 
-    The endpoint may score 0 on up to `unseen_share` of all prompts (see
-    `_interval_with_unseen_cases`), which would lower the ratio by this share.
+    The endpoint may score 0 on such prompts. For example, if they may be 4 % of all prompts, a
+    ratio of 0.9 may in truth be 0.9 * 0.96 = 0.864.
     """
-    ratio_with_unseen_zeros = estimate.ratio * (1 - unseen_share(count, level))
-    return max(min(estimate.low, ratio_with_unseen_zeros), 0.0)
+    unseen = unseen_share(count, level)
+    ratio_if_unseen_score_0 = estimate.ratio * (1 - unseen)
+    low = min(estimate.low, ratio_if_unseen_score_0)
+    return max(low, 0.0)
 
 
 def _is_within_loss(low: float, high: float, allowed_loss: float | None) -> bool | None:
-    """Return whether a ratio is at least 1 minus the allowed loss, or None if it is undecided.
+    """Return whether a ratio with the confidence interval from `low` to `high` is large enough.
 
-    It is undecided if the limit is inside the confidence interval from `low` to `high`, or if there
-    is no limit.
+    With an allowed loss of 0.01, the ratio has to be at least 0.99. Return None without an allowed
+    loss, or if the interval includes this limit.
     """
     if allowed_loss is None:
         return None
