@@ -17,6 +17,9 @@ from loadgen.core.workload.dataset_rows import DatasetRow
 if TYPE_CHECKING:
     from loadgen_sdk import Client, Completion, Request
 
+ENDPOINT_A = "A"
+ENDPOINT_B = "B"
+
 GREEDY_SAMPLING = {"temperature": 0, "seed": 1}
 DEFAULT_OUTPUT_TOKENS = 256
 """Limit of a response if neither its row nor --max-tokens has one."""
@@ -81,8 +84,9 @@ def send_questions(
     """
     from loadgen_sdk.errors import TargetUnusable
 
+    sender = _Sender(questions, options, on_progress)
     try:
-        return asyncio.run(_Sender(questions, options, on_progress).send_all(endpoint))
+        return asyncio.run(sender.send_all(endpoint))
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), redacted_url(endpoint), error.hint) from None
 
@@ -111,7 +115,7 @@ def send_to_both(
     options: SendOptions,
     on_progress: Callable[[str, int], None],
 ) -> CompletionPair:
-    """Send every question to one endpoint, and then to the other one, if there is one.
+    """Send every question to endpoint A, and then to endpoint B, if there is one.
 
     Args:
         first: Endpoint A.
@@ -122,21 +126,25 @@ def send_to_both(
 
     Raises:
         TargetError: An endpoint cannot be used.
-        UserError: Prompts are token ids, which mean other words to the other endpoint.
+        UserError: Prompts are token ids, and the endpoints have different tokenizers.
     """
     if second is not None:
         check_same_tokenizer(first, second, questions)
-    completions = send_questions(first, questions, options, partial(on_progress, "A"))
+
+    on_progress_a = partial(on_progress, ENDPOINT_A)
+    completions_a = send_questions(first, questions, options, on_progress_a)
     if second is None:
-        return CompletionPair(completions)
-    other = send_questions(second, questions, options, partial(on_progress, "B"))
-    return CompletionPair(completions, other)
+        return CompletionPair(completions_a)
+
+    on_progress_b = partial(on_progress, ENDPOINT_B)
+    completions_b = send_questions(second, questions, options, on_progress_b)
+    return CompletionPair(completions_a, completions_b)
 
 
 def redacted_url(endpoint: Settings) -> str:
-    """Return the URL of an endpoint without a password, for output.
+    """Return the URL of an endpoint without its password, for output.
 
-    A URL that cannot be used, and therefore not be parsed, is returned as the user wrote it.
+    A URL that cannot be parsed is returned unchanged.
     """
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.transport.target import Target
@@ -149,21 +157,22 @@ def redacted_url(endpoint: Settings) -> str:
 
 
 def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[Question]) -> None:
-    """Check that token ids in prompts mean the same words to both endpoints.
+    """Check that two endpoints have the same tokenizer, if prompts are token ids.
 
-    The ids of one tokenizer are other words in another. Two tokenizers are taken for the same if
-    both servers count the same number of tokens in a text that tokenizers split differently.
-    Nothing is checked if a server does not count.
+    Each tokenizer has different ids for the same words. Two tokenizers count as the same if both
+    servers count the same number of tokens in one text that tokenizers split differently.
 
     Raises:
         UserError: Prompts are token ids, and the endpoints count different tokens in one text.
     """
-    if not any(isinstance(question.row.prompt, list) for question in questions):
+    has_token_ids = any(isinstance(question.row.prompt, list) for question in questions)
+    if not has_token_ids:
         return
 
     first_tokens = _count_probe_tokens(first)
     second_tokens = _count_probe_tokens(second)
-    if first_tokens is None or second_tokens is None or first_tokens == second_tokens:
+    is_count_missing = first_tokens is None or second_tokens is None
+    if is_count_missing or first_tokens == second_tokens:
         return
 
     raise UserError(
@@ -176,36 +185,40 @@ def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[
 
 
 def _count_probe_tokens(endpoint: Settings) -> int | None:
-    """Return how many tokens a server counts in TOKENIZER_PROBE, or None if it does not say.
+    """Return how many tokens a server counts in a fixed text, or None if the server counts none.
 
-    The completions API is used, because a chat template would add tokens.
+    The text is sent as a prompt, and the response is limited to one token.
     """
     question = Question(row=DatasetRow(prompt=TOKENIZER_PROBE))
     options = SendOptions(max_tokens=1)
+
+    # With the chat API, a chat template would add tokens to the prompt.
+    completions_endpoint = replace(endpoint, api="completions")
     completions = send_questions(
-        replace(endpoint, api="completions"), [question], options, lambda _: None
+        completions_endpoint, [question], options, on_progress=lambda _: None
     )
     return completions.prompt_tokens[0]
 
 
 def describe_token_difference(first: Completions, second: Completions) -> str:
-    """Return a note if two endpoints count different tokens in the same prompts, or "".
+    """Return a note for the user if two endpoints count different tokens in the same prompts.
 
-    It warns that equal responses cannot be expected. Prompts that a server did not count are left
-    out.
+    Return "" if all counts are equal. Prompts that a server did not count are left out.
     """
-    counts = [
-        (count_a, count_b)
-        for count_a, count_b in zip(first.prompt_tokens, second.prompt_tokens, strict=True)
-        if count_a is not None and count_b is not None
-    ]
-    if all(count_a == count_b for count_a, count_b in counts):
+    counts_a = []
+    counts_b = []
+    for count_a, count_b in zip(first.prompt_tokens, second.prompt_tokens, strict=True):
+        if count_a is not None and count_b is not None:
+            counts_a.append(count_a)
+            counts_b.append(count_b)
+
+    if counts_a == counts_b:
         return ""
 
-    total_a = sum(count_a for count_a, _ in counts)
-    total_b = sum(count_b for _, count_b in counts)
+    total_a = sum(counts_a)
+    total_b = sum(counts_b)
     return (
-        f"A counts {total_a:,} tokens in {len(counts):,} prompts and B counts "
+        f"A counts {total_a:,} tokens in {len(counts_a):,} prompts and B counts "
         f"{total_b:,}, so they use different tokenizers or chat templates. Compare "
         "scores instead of equality, because the limit of output tokens cuts their "
         "responses at different places"
@@ -213,10 +226,10 @@ def describe_token_difference(first: Completions, second: Completions) -> str:
 
 
 def _open_client(endpoint: Settings) -> Client:
-    """Return a client of an endpoint, which closes its connections when it is used as a context.
+    """Return an HTTP client of an endpoint, to be used as an async context manager.
 
-    Requests have temperature 0, unless the user's own parameters (`extra_body`) set another one. A
-    request that fails for a moment is retried, because nothing is timed.
+    Requests have temperature 0, unless the user's parameters (`extra_body`) set a temperature.
+    Requests that fail are retried, because their latency is not measured.
     """
     from loadgen_sdk import Client, Retry
 
@@ -259,11 +272,7 @@ class _Sender:
         self._failures: list[str] = []
 
     async def send_all(self, endpoint: Settings) -> Completions:
-        """Send every question and return the responses.
-
-        As many workers as `SendOptions.concurrency` send questions at the same time, but no more
-        than there are questions.
-        """
+        """Send every question, several at the same time, and return the responses."""
         worker_count = min(self._options.concurrency, len(self._questions))
         async with _open_client(endpoint) as client:
             workers = [self._send_until_done(client) for _ in range(worker_count)]
@@ -278,22 +287,23 @@ class _Sender:
             )
 
     async def _send_until_done(self, client: Client) -> None:
-        """Send one question after the other until none is left.
+        """Send one question after the other until no question is left.
 
-        Several of these coroutines take questions from the same iterator `_unsent`, so that each
-        question is sent once, and as many requests are in flight as there are coroutines.
+        Several of these coroutines run at the same time. All take the next question from the same
+        iterator, so each question is sent once.
         """
         for index in self._unsent:
-            completion = await client.complete(self._create_request(index))
+            request = self._create_request(index)
+            completion = await client.complete(request)
             self._store(index, completion)
             self._done += 1
             self._on_progress(self._done)
 
     def _create_request(self, index: int) -> Request:
-        """Return the request for the question with an index.
+        """Return the request of one question.
 
-        The row of the question limits the tokens of the response. If it has no limit, that of
-        --max-tokens is used, or else a default.
+        The limit of output tokens is that of the question's row, else `--max-tokens`, else a
+        default.
         """
         from loadgen_sdk import Request
 
@@ -310,10 +320,9 @@ class _Sender:
         )
 
     def _store(self, index: int, completion: Completion) -> None:
-        """Store the text and the token counts of a response, or the reason of a failure.
+        """Store the text and the token counts of a response, or why the request failed.
 
-        The text of a failed request stays None. Only the first few reasons are kept, because they
-        are usually all the same.
+        Only the first few reasons of failures are stored, because most failures have one reason.
         """
         from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
