@@ -18,7 +18,11 @@ def find_accuracy_points(curve: Curve) -> list[CurvePoint]:
 
 
 def describe_accuracy_points(curve: Curve) -> str:
-    """Return the names of the points with an accuracy run, and what an elected point counts for."""
+    """Return the names of the measurement points that need an accuracy run, as text.
+
+    A curve may elect its point at the highest concurrency as the Offline result. The accuracy run
+    of this point then counts for Offline too.
+    """
     points = find_accuracy_points(curve)
     names = ", ".join(point.name for point in points)
     elected = [point.name for point in points if point.offline == "elected"]

@@ -16,7 +16,7 @@ OUTCOME_LABELS: dict[Outcome, str] = {
 
 
 def create_report(check: CurveCheck) -> Report:
-    """Return the report of the checks: those that were made, and those that files cannot show."""
+    """Return the report of all rule checks. Rules that cannot be checked have their own section."""
     notices = [disclosure_notice(check.disclosure)]
     if check.is_simulated:
         notices.insert(0, simulated_notice())
@@ -45,7 +45,13 @@ def describe_check(check: CurveCheck) -> str:
 
 
 def _section(heading: str, check: CurveCheck, *, is_checkable: bool) -> Section:
-    """Return a table of the checks that could be made, or of those that could not."""
+    """Return a section with a table of the checkable rules, or of the rules that are not.
+
+    Args:
+        heading: The heading of the section.
+        check: The checks of all rules.
+        is_checkable: Selects the rules.
+    """
     selected = [
         rule_check
         for rule_check in check.checks

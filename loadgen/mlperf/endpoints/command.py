@@ -85,9 +85,13 @@ def plan_curve(
             "--url",
             "use --url sim:PRESET, or --from FOLDER with a sweep",
         )
+
+    # The measurement points.
     data = load_data(options)
     curve = build_curve_from_options(options, data.size)
     seed_set = rules.find_seed_set(options.seed_set)
+
+    # The speed of the system, from earlier runs or from trials on a simulated server.
     if source is not None:
         rates = rate_sources.read_rates(source)
         rate_source = f"earlier runs in {source}"
@@ -153,7 +157,8 @@ def run_curve(
     output_dir = _output_dir(invocation, options.benchmark)
     resume = f"the same command with --out {output_dir} resumes it"
     with locked_folder(output_dir), add_resume_hint(output_dir, resume):
-        outcome = run_points(prepare_curve_run(invocation, request, output_dir))
+        curve_run = prepare_curve_run(invocation, request, output_dir)
+        outcome = run_points(curve_run)
 
     result = outcome.result
     print_result(result, curve_report.create_report(result), as_json=as_json, full=full)
@@ -211,11 +216,15 @@ def check_rules(
     stated_metadata = read_stated_metadata(facts)
     stored_curve = read_curve(folder)
     warn_if_changed(folder)
+
     result = measure_curve(folder, stored_curve)
     check = check_curve(result)
     print_result(check, check_text.create_report(check), as_json=as_json, full=full)
+
     if package is not None:
-        root = write_package(package, add_stated_metadata(result, stated_metadata))
+        result_with_facts = add_stated_metadata(result, stated_metadata)
+        root = write_package(package, result_with_facts)
         print_status(f"Package: {root}, marked as a rehearsal")
 
-    return SLO_MISSED if check.count("missed") or check.count("flagged") else OK
+    has_problem = check.count("missed") > 0 or check.count("flagged") > 0
+    return SLO_MISSED if has_problem else OK

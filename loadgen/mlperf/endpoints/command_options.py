@@ -156,11 +156,13 @@ class StatedFactOptions:
 
 
 def read_stated_metadata(options: StatedFactOptions) -> dict[str, str]:
-    """Return the facts of the options, as a run stores them in its metadata.
+    """Return the facts about the system that the options state, by key.
+
+    The facts come from the file of --system and the pairs of --metadata, which have precedence.
 
     Raises:
         UserError: The system file cannot be read.
-        CombinedError: It, or a pair of --metadata, has errors.
+        CombinedError: The system file or a pair of --metadata has errors.
     """
     from loadgen.cli.user_metadata import parse_metadata
     from loadgen.core.execution.system_file import read_system_file
@@ -168,15 +170,21 @@ def read_stated_metadata(options: StatedFactOptions) -> dict[str, str]:
     parsed = parse_metadata(options.metadata or ())
     if parsed.errors:
         raise CombinedError(parsed.errors)
+
+    facts_of_options = dict(parsed.pairs)
     if options.system is None:
-        return dict(parsed.pairs)
-    return {**read_system_file(options.system).metadata, **dict(parsed.pairs)}
+        return facts_of_options
+
+    facts_of_file = read_system_file(options.system).metadata
+    return {**facts_of_file, **facts_of_options}
 
 
 def load_data(options: CurveOptions) -> CurveData:
-    """Return the data set of the options: a file, or a synthetic one.
+    """Return the data set of the benchmark: the file of --dataset, or a synthetic data set.
 
-    Raises UserError or CombinedError if the file cannot be used, or if options contradict it.
+    Raises:
+        UserError: The benchmark is unknown, the file cannot be used, or options contradict it.
+        CombinedError: Rows of the file have mistakes.
     """
     from loadgen.mlperf.endpoints import workloads
 
@@ -219,6 +227,7 @@ def parse_max_point_s(options: CurveOptions) -> float:
 
 
 def _parse_offline(text: str) -> OfflineChoice:
+    """Return the value of --offline. Raises UserError if it is unknown."""
     for choice in OFFLINE_CHOICES:
         if choice == text:
             return choice
@@ -231,7 +240,13 @@ def _parse_offline(text: str) -> OfflineChoice:
 
 
 def _parse_concurrencies(options: CurveOptions, offline: OfflineChoice) -> list[int]:
-    """Return the concurrencies of --concurrency, or those that --points and --c-max describe."""
+    """Return the concurrencies of the measurement points.
+
+    They are listed by --concurrency, or else spread from --c-min to --c-max, as many as --points.
+
+    Raises:
+        UserError: An option is missing or wrong.
+    """
     if options.concurrency is not None:
         return [_parse_concurrency(text) for text in options.concurrency.split(",")]
 
@@ -243,15 +258,18 @@ def _parse_concurrencies(options: CurveOptions, offline: OfflineChoice) -> list[
             "give --c-max 1024, or the points: --concurrency 1,4,11,33,101,321,1024",
         )
 
-    offline_runs = 1 if offline == "dedicated" else 0
-    count = required_points(offline) if options.points is None else options.points
-    if not required_points(offline) <= count <= MAX_POINTS:
+    least_count = required_points(offline)
+    count = least_count if options.points is None else options.points
+    if not least_count <= count <= MAX_POINTS:
         raise UserError(
             "out_of_range",
-            f"a curve has {required_points(offline)} to {MAX_POINTS} points, not {count}",
+            f"a curve has {least_count} to {MAX_POINTS} points, not {count}",
             f"--points {count}",
-            f"give --points {required_points(offline)} (sections 5.3 and 5.6 of the rules)",
+            f"give --points {least_count} (sections 5.3 and 5.6 of the rules)",
         )
+
+    # An Offline run is a point without a concurrency of its own.
+    offline_runs = 1 if offline == "dedicated" else 0
     return spread_concurrencies(options.c_min, options.c_max, count - offline_runs)
 
 

@@ -21,9 +21,10 @@ from loadgen.result_kinds import PAGE, RECORDS, ListRow, RegeneratedFile, Result
 
 
 def load(folder: Path) -> CurveResult:
-    """Return the stored result. Raises UserError if it cannot be read.
+    """Return the stored result of a curve, without points if the first run was interrupted.
 
-    A curve that was stopped during its first point has no result yet: its points are all missing.
+    Raises:
+        UserError: The directory has no curve, or a file is damaged.
     """
     if (folder / RESULT_FILE).is_file():
         return read_result(folder)

@@ -69,22 +69,23 @@ def describe_region(point: CurvePoint) -> str:
 
 
 def regions_table(regions: Regions) -> Table:
-    """Return a row per region: its concurrencies and how long a steady window lasts at least."""
-    rows = [
-        (
-            region.label,
-            f"{region.start:,} to {region.end:,}" if region.start <= region.end else "empty",
-            "1",
-        )
-        for region in regions.regions
-    ]
+    """Return a table of the regions, which are ranges of concurrency, and of the margin above.
+
+    Each region needs at least one measurement point.
+    """
+    rows = []
+    for region in regions.regions:
+        is_empty = region.start > region.end
+        concurrencies = "empty" if is_empty else f"{region.start:,} to {region.end:,}"
+        rows.append((region.label, concurrencies, "1"))
+
     c_max = regions.regions[-1].end
     rows.append((MARGIN_LABEL, f"{c_max + 1:,} to {regions.margin_end:,}", "0"))
     return Table(("region", "concurrency", "points at least"), rows)
 
 
 def points_table(plan: CurvePlan) -> Table:
-    """Return a row per point: its load, its time, its cost, and what is expected of its window."""
+    """Return a table with the load, the time and the cost of each measurement point."""
     head = ["point", "region", "requests/s", "passes", "run", "accuracy run"]
     if plan.price_per_hour is not None:
         head.append(plan.currency)
@@ -94,6 +95,7 @@ def points_table(plan: CurvePlan) -> Table:
 
 
 def _point_row(point_plan: PointPlan) -> list[str]:
+    """Return the table row of a measurement point. The cost is left out without a price."""
     point = point_plan.point
     accuracy = format.duration(point_plan.accuracy_s) if point.needs_accuracy else format.NONE
     cells = [
@@ -117,6 +119,7 @@ def _describe_outlook(point_plan: PointPlan) -> str:
 
 
 def _facts(plan: CurvePlan) -> Facts:
+    """Return the facts about the benchmark and the system at the top of the report."""
     limit = "no limit"
     if plan.max_point_s is not None:
         limit = f"at most {format.duration(plan.max_point_s)} for each run"
@@ -136,7 +139,7 @@ def _facts(plan: CurvePlan) -> Facts:
 
 
 def _accuracy_requirements(plan: CurvePlan) -> Iterator[str]:
-    """Yield what section 4.3 requires of the accuracy runs, and how they are run."""
+    """Yield sentences about the accuracy runs that the rules require (section 4.3)."""
     benchmark = rules.find_benchmark(plan.benchmark)
     yield (
         f"Exactly one at each of {accuracy_runs.describe_accuracy_points(plan.curve)}. An accuracy "
@@ -151,7 +154,7 @@ def _accuracy_requirements(plan: CurvePlan) -> Iterator[str]:
 
 
 def _warnings(plan: CurvePlan) -> Iterator[str]:
-    """Yield the rules that the points miss, and what to change for points without a window."""
+    """Yield the rules that the planned curve does not meet, and what to change."""
     for problem in plan.problems:
         yield f"The curve does not meet the rules: {problem}."
 
@@ -164,9 +167,16 @@ def _warnings(plan: CurvePlan) -> Iterator[str]:
 
 
 def _describe_missed_window(point_plan: PointPlan, plan: CurvePlan) -> str:
-    """Return why a point gets no steady window, and what to change."""
+    """Return why the run of a measurement point is too short for a steady window, with advice.
+
+    Args:
+        point_plan: The plan of a point whose run does not fit the limit on time.
+        plan: The plan of the curve, with the limit.
+    """
     assert plan.max_point_s is not None, "only a limit on time makes a run too short"
     limit = format.duration(plan.max_point_s)
+
+    # Hours are rounded up to a tenth.
     needed_hours = math.ceil(10 * point_plan.needed_s / SECONDS_PER_HOUR) / 10
     advice = f"Use --max-point-time {needed_hours:g}h"
     lowest = plan.lowest_concurrency_in_limit

@@ -28,10 +28,10 @@ NOTE = """\
 
 
 def create_reference_config(curve: StoredCurve, point: CurvePoint) -> str | None:
-    """Return the text of `config.yaml`, or None if no example of the benchmark is published.
+    """Return the text of `config.yaml`, with which the reference client sends the same load.
 
-    At the points that need an accuracy run, the file also has the accuracy data sets: the reference
-    client runs them right after the performance run, with the same load (section 4.3).
+    Return None if MLCommons published no example for the benchmark. For measurement points that
+    need an accuracy run, the file also lists the accuracy data sets.
     """
     benchmark = rules.find_benchmark(curve.benchmark)
     client = benchmark.reference_client

@@ -73,12 +73,10 @@ _TABLE_PATH = Path(__file__).parent.parent.parent / "data" / "mlperf_endpoints.y
 
 
 def minimum_window_s(concurrency: int) -> int:
-    """Return how long the steady window lasts at least, in seconds (section 6.2).
+    """Return the shortest steady window that is allowed at a concurrency, in seconds.
 
-    The table of the rules gives 600 s to concurrencies of 1 to 32, whatever C_min is, although the
-    Low Concurrency region begins above C_min (section 5.4). So does the reference checker
-    (`min_duration_ms` in endpoints-submission-cli 1.5.3.0). The checker has longer windows for
-    agentic benchmarks, which loadgen does not rehearse.
+    Source: section 6.2 of the rules, and `min_duration_ms` in endpoints-submission-cli 1.5.3.0. The
+    longer windows of agentic benchmarks are left out, because loadgen does not rehearse these.
     """
     if concurrency <= MAX_LOWEST_CONCURRENCY:
         return MIN_WINDOW_ULTRA_LOW_S

@@ -56,10 +56,14 @@ class SteadyStateBlock(TypedDict):
 
 
 def build_steady_state_block(state: SteadyState, log: QueryLog) -> SteadyStateBlock:
-    """Return the block of a point, from its steady state and the queries of its run.
+    """Return the `steady_state` block of `point.yaml`, which the submission checker reads.
 
-    A point without a plateau has no key `window`. The checker then takes the full run as the basis
-    of the result, as the rules do. The key `anomaly` exists only for a confirmed step.
+    The block has the key `window` only if the run has a steady window, and `anomaly` only if the
+    latency steps to another level after the window.
+
+    Args:
+        state: The steady window of the run, and the verdict on the run.
+        log: The queries of the run.
     """
     block = SteadyStateBlock(
         status=state.status, verdict=state.verdict, state=dict[str, str](state.states)
@@ -72,7 +76,7 @@ def build_steady_state_block(state: SteadyState, log: QueryLog) -> SteadyStateBl
 
 
 def _build_window_fields(window: SteadyWindow, size: int, log: QueryLog) -> WindowFields:
-    """Return the extent of a window."""
+    """Return the range of super-passes (blocks of `size` queries) of a steady window."""
     completed_ns = log.completed_ns[window.first_query : window.end_query]
     return WindowFields(
         super_pass_start=window.first_super_pass,

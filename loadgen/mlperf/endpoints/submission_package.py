@@ -39,14 +39,14 @@ NS_PER_S = 1_000_000_000
 
 
 def write_package(package_dir: Path, result: CurveResult) -> Path:
-    """Write the package, and return the directory that the reference checker takes.
+    """Write the files of a submission, and return the directory for the reference checker.
 
     Args:
-        package_dir: A directory that does not exist yet or is empty.
-        result: The curve.
+        package_dir: A directory that is empty or does not exist yet.
+        result: The measured curve.
 
     Raises:
-        UserError: The directory has files, or no point was measured.
+        UserError: The directory has files, or no point of the curve was measured.
     """
     if package_dir.exists() and any(package_dir.iterdir()):
         raise UserError(
@@ -60,12 +60,15 @@ def write_package(package_dir: Path, result: CurveResult) -> Path:
             "run loadgen mlperf endpoints run with the same --out again",
         )
 
+    # The files of the whole curve.
     root = package_dir / ORGANIZATION_DIR / SUBMISSION_DIR
     for path, text in _shared_files(result).items():
         _write_text(root / path, text)
 
     system_dir = root / "results" / system_directory_name(result)
     _write_json(system_dir / "system_power.json", describe_power(result, mark=REHEARSAL_MARK))
+
+    # The files of each measurement point.
     model_dir = system_dir / rules.find_benchmark(result.curve.benchmark).submission_name
     for point in result.points:
         _write_point(model_dir / f"r{point.point.concurrency}", result, point)
@@ -73,19 +76,22 @@ def write_package(package_dir: Path, result: CurveResult) -> Path:
 
 
 def _write_point(point_dir: Path, result: CurveResult, point: PointResult) -> None:
-    """Write the files of a point: its disclosure, configuration, metrics and system."""
+    """Write the description, configuration, metrics and system of one measurement point."""
     point_yaml = yaml.safe_dump(_point_yaml(result, point), sort_keys=False)
     _write_text(point_dir / "point.yaml", f"# {REHEARSAL_MARK}\n{point_yaml}")
+
     config = create_reference_config(result.curve, point.point)
     if config is not None:
         _write_text(point_dir / "config.yaml", f"# {REHEARSAL_MARK}\n{config}")
+
     _write_json(point_dir / "result_summary.json", _result_summary(point))
     _write_json(point_dir / "system_desc.json", _system_description(result, point))
 
 
 def _shared_files(result: CurveResult) -> dict[str, str]:
-    """Return the files that all points share, by their paths."""
+    """Return the contents of the files that describe the whole submission, by path."""
     command = " ".join(result.curve.command)
+    models = sorted({point.load.model for point in result.points})
     return {
         "REHEARSAL.md": f"# {REHEARSAL_MARK}\n\n{result.curve.disclosure}\n",
         f"src/{IMPLEMENTATION_DIR}/README.md": (
@@ -93,8 +99,7 @@ def _shared_files(result: CurveResult) -> dict[str, str]:
             f"this command:\n\n    {command}\n"
         ),
         "docs/software_disclosure.md": (
-            f"# {REHEARSAL_MARK}\n\n- Server: {result.curve.target}\n- Model: "
-            f"{', '.join(sorted({point.load.model for point in result.points}))}\n"
+            f"# {REHEARSAL_MARK}\n\n- Server: {result.curve.target}\n- Model: {', '.join(models)}\n"
         ),
     }
 
@@ -103,11 +108,16 @@ def _shared_files(result: CurveResult) -> dict[str, str]:
 
 
 def _point_yaml(result: CurveResult, point: PointResult) -> JsonObject:
-    """Return the content of `point.yaml` (section 8.3)."""
+    """Return the content of `point.yaml`, which describes one measurement point.
+
+    The keys and their order are those of section 8.3 of the rules of MLPerf Endpoints.
+    """
     curve = result.curve
     benchmark = rules.find_benchmark(curve.benchmark)
-    region = point.point.region if point.point.is_mandatory else None
     facts = StatedFacts(point.load)
+
+    # Only the point that a region requires counts for the region.
+    region = point.point.region if point.point.is_mandatory else None
     content: JsonObject = {
         "rehearsal": REHEARSAL_MARK,
         "concurrency": point.point.concurrency,
@@ -136,7 +146,7 @@ def _point_yaml(result: CurveResult, point: PointResult) -> JsonObject:
 
 
 def _runtime_settings(result: CurveResult, point: PointResult) -> JsonObject:
-    """Return the load and the seeds of a run. The seeds are those of the seed set."""
+    """Return how the run of a measurement point sent its queries, with the random seeds."""
     seed_set = rules.find_seed_set(result.curve.seed_set)
     is_offline_run = point.point.is_offline_run
     return {
@@ -157,7 +167,7 @@ def _seeds(seed_set: SeedSet) -> JsonObject:
 
 
 def _warmup(point: PointResult) -> JsonObject:
-    """Return the declaration of the warm-up (section 6.3.3): no request was sent before."""
+    """Return the declaration that the run had no warm-up (section 6.3.3 of the rules)."""
     return {
         "duration_s": 0,
         "requests_issued": 0,
@@ -172,9 +182,10 @@ def _warmup(point: PointResult) -> JsonObject:
 
 
 def _result_summary(point: PointResult) -> JsonObject:
-    """Return the metrics of the complete run, with those of the window next to them.
+    """Return the content of `result_summary.json`, in the form of the reference client.
 
-    The reference client writes the complete run too, and times in nanoseconds.
+    It has the metrics of the complete run, and of the steady window if there is one. Times are in
+    nanoseconds.
     """
     total = point.total
     summary: JsonObject = {
@@ -216,7 +227,11 @@ def _percentiles_ns(p50_ms: float | None, p90_ms: float | None) -> dict[str, flo
 
 
 def _system_description(result: CurveResult, point: PointResult) -> JsonObject:
-    """Return the description of the system (section 8.2) with how much of it the point uses."""
+    """Return the description of the system, with the utilization at one measurement point.
+
+    The utilization is the throughput of the point relative to the highest one of the curve. The
+    fields are those of section 8.2 of the rules.
+    """
     highest_tps = max(measured.total.system_tps for measured in result.points)
     utilization = point.total.system_tps / highest_tps if highest_tps else 0.0
     description = describe_system(result, point.load, mark=REHEARSAL_MARK)

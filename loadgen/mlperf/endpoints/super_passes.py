@@ -62,48 +62,57 @@ class QueryLog(NamedTuple):
 
     @property
     def tpot_ns(self) -> NDArray[np.float64]:
-        """The time per token after the first chunk, NaN where it is undefined.
+        """The time per output token after the first chunk of each query, NaN if it has none.
 
-        It is (completion - first token) / (tokens after the first chunk), by section 2.8 of the
-        rules: the tokens of the first chunk arrive with the first token and take no time.
+        TPOT = (completion - first token) / (tokens after the first chunk), by section 2.8 of the
+        rules. The tokens of the first chunk arrive with the first token, so they take no time.
         """
         has_first_token = self.first_token_ns != NEVER_NS
         is_completed = self.completed_ns != NEVER_NS
-        is_defined = has_first_token & is_completed & (self.later_tokens > 0)
+        has_later_tokens = self.later_tokens > 0
+        is_defined = has_first_token & is_completed & has_later_tokens
+
         decode_ns = (self.completed_ns - self.first_token_ns).astype(np.float64)
-        return np.where(is_defined, decode_ns / np.maximum(self.later_tokens, 1), np.nan)
+        divisors = np.maximum(self.later_tokens, 1)  # no division by 0
+        return np.where(is_defined, decode_ns / divisors, np.nan)
 
 
 def order_by_issue(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.intp]:
-    """Return the indices of the issued queries in the order of issue.
+    """Return the indices of the request records in the order in which the queries were issued.
 
-    Queries that were due at the same time are in the order of their slots. Records that never
-    became due are left out.
+    Queries with the same time are in the order of their numbers in the schedule (slots). Records of
+    queries that were never issued are left out.
     """
-    by_issue = np.lexsort((columns["slot"], columns["due_ns"]))
-    return by_issue[columns["due_ns"][by_issue] >= 0]
+    due_ns = columns["due_ns"]
+    indices = np.lexsort((columns["slot"], due_ns))  # the last key is the first criterion
+    is_issued = due_ns[indices] >= 0
+    return indices[is_issued]
 
 
 def build_query_log(columns: Mapping[str, NDArray[np.int64]]) -> QueryLog:
-    """Return the events of a run in the order of issue, from the columns of its request records.
+    """Return the times and tokens of the queries of a run, in the order of issue.
 
-    The records may be in any order. A query is issued at its scheduled time: in a closed loop this
-    is the time at which its concurrency slot became free. Records that never became due are left
-    out. A failed request keeps its first token, but it never completed.
+    A query is issued at its scheduled time. With a fixed concurrency, this is the time at which an
+    earlier query ended. A failed query may have a first token, but has no time of completion.
 
     Args:
-        columns: At least QUERY_COLUMNS, by the names of `record.FIELDS`, with times in nanoseconds.
+        columns: The fields of the request records, one array for each of QUERY_COLUMNS, in any
+            order of the records. Times are in nanoseconds.
     """
     issue_order = order_by_issue(columns)
     issued = {name: np.asarray(columns[name])[issue_order] for name in QUERY_COLUMNS}
 
     is_completed = (issued["status"] == STATUS["ok"]) & (issued["end_ns"] >= 0)
-    first_chunk_tokens = np.maximum(issued["first_event_tokens"], 1)  # 0 if it is not known
+    completed_ns = np.where(is_completed, issued["end_ns"], NEVER_NS)
+
+    # The first chunk has at least one token. Its count is 0 if it is not known.
+    first_chunk_tokens = np.maximum(issued["first_event_tokens"], 1)
     later_tokens = np.maximum(issued["output_tokens"] - first_chunk_tokens, 0)
+
     return QueryLog(
         issued_ns=issued["due_ns"].astype(np.int64),
         first_token_ns=issued["first_token_ns"].astype(np.int64),
-        completed_ns=np.where(is_completed, issued["end_ns"], NEVER_NS).astype(np.int64),
+        completed_ns=completed_ns.astype(np.int64),
         later_tokens=later_tokens.astype(np.int64),
     )
 
@@ -145,10 +154,12 @@ class SuperPasses:
 
 
 def group_by_super_pass(log: QueryLog, size: int) -> SuperPasses:
-    """Group the queries of a run into super-passes of `size` queries, in the order of issue.
+    """Split the queries of a run into super-passes: blocks of `size` consecutive queries.
+
+    `size` is the number of samples of the data set. The last block may be shorter.
 
     Raises:
-        ValueError: If the size is not positive or the queries are not in the order of issue.
+        ValueError: The size is not positive, or the queries are not in the order of issue.
     """
     if size <= 0:
         raise ValueError(f"a super-pass needs at least 1 query, not {size}")

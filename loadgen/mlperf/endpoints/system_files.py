@@ -78,12 +78,14 @@ class StatedFacts(NamedTuple):
 
 
 def add_stated_metadata(result: CurveResult, metadata: Mapping[str, str]) -> CurveResult:
-    """Return a curve with facts that the user states after its runs, at every point."""
-    points = tuple(
-        replace(point, load=replace(point.load, metadata={**point.load.metadata, **metadata}))
-        for point in result.points
-    )
-    return replace(result, points=points)
+    """Add facts that the user stated after the runs to each measurement point of a curve."""
+    points = []
+    for point in result.points:
+        all_metadata = {**point.load.metadata, **metadata}
+        load = replace(point.load, metadata=all_metadata)
+        points.append(replace(point, load=load))
+
+    return replace(result, points=tuple(points))
 
 
 def system_directory_name(result: CurveResult) -> str:
@@ -94,16 +96,21 @@ def system_directory_name(result: CurveResult) -> str:
 
 
 def describe_system(result: CurveResult, load: PointLoad, *, mark: str) -> JsonObject:
-    """Return the content of `system_desc.json` (section 8.2), without the use of each point.
+    """Return the content of `system_desc.json`, which describes the measured system.
+
+    Facts that the user did not state are left out. The fields are those of section 8.2 of the rules
+    of MLPerf Endpoints.
 
     Args:
-        result: The curve.
-        load: How the requests of a point were sent, with the metadata of its run.
+        result: The measured curve.
+        load: How the requests of a measurement point were sent, with the facts about the system.
         mark: The text that marks the file as a rehearsal.
     """
     facts = StatedFacts(load)
     accelerators = facts.accelerators
     simulated = "simulated server" if result.curve.is_simulated else None
+
+    # Fields that are None if nobody stated the fact.
     stated: JsonObject = {
         "system_size": None if accelerators is None else f"{accelerators} accelerators",
         "system_node_ensemble_count": 1 if facts.find_number("nodes") else None,
@@ -117,6 +124,7 @@ def describe_system(result: CurveResult, load: PointLoad, *, mark: str) -> JsonO
         "expert_parallel": facts.find_number("parallelism.expert"),
         "data_parallel": facts.find_number("parallelism.data"),
     }
+
     return {
         "division": REHEARSAL_STATUS,
         "system_name": f"{mark}: {facts.find_text('name') or result.curve.target}",
@@ -129,10 +137,15 @@ def describe_system(result: CurveResult, load: PointLoad, *, mark: str) -> JsonO
 
 
 def _describe_node_types(facts: StatedFacts) -> list[JsonObject] | None:
-    """Return the only type of nodes, or None if the user states nothing about nodes."""
+    """Return a list with the description of a node (a server) of the system.
+
+    Return None if the user stated nothing about nodes. All nodes have the same type.
+    """
     sockets = facts.find_number("host.sockets")
     cores = facts.find_number("host.cores")
     cores_per_processor = cores // sockets if cores and sockets else None
+
+    # Fields that are None if nobody stated the fact.
     node: JsonObject = {
         "number_of_nodes": facts.find_number("nodes"),
         "host_processor_model_name": facts.find_text("host.processor"),
@@ -156,10 +169,12 @@ def _describe_node_types(facts: StatedFacts) -> list[JsonObject] | None:
         "accelerator_memory_capacity": facts.find_text("accelerator.memory"),
         "accelerator_interconnect": facts.find_text("accelerator.interconnect"),
     }
+
     known_node = _without_unknown(node)
     known_accelerator = _without_unknown(accelerator)
     if not known_node and not known_accelerator:
         return None
+
     accelerators = [known_accelerator] if known_accelerator else []
     return [
         {"system_node_ensemble_id": NODE_TYPE_ID, **known_node, "accelerator_info": accelerators}
@@ -167,10 +182,10 @@ def _describe_node_types(facts: StatedFacts) -> list[JsonObject] | None:
 
 
 def describe_power(result: CurveResult, *, mark: str) -> JsonObject:
-    """Return the descriptor of the provisioned power, `system_power.json` (Appendix E).
+    """Return the content of `system_power.json`, the provisioned power of the system.
 
-    The power of `--power-kw` counts only with a public source, `--metadata power_source=URL`. A
-    system of several nodes also needs its network, which a system file does not describe in watts.
+    The power is declared only if the user states a public source for it, as Appendix E of the rules
+    requires. Facts that the user did not state are left out.
     """
     facts = StatedFacts(result.points[0].load)
     power_kw = result.curve.provisioned_power_kw
@@ -186,7 +201,10 @@ def describe_power(result: CurveResult, *, mark: str) -> JsonObject:
     if power_kw is not None and source is not None:
         content["declared_provisioned_power"] = _sourced_power(power_kw, source)
         if nodes is not None:
-            content["node_sets"] = [_node_set(nodes, _sourced_power(power_kw / nodes, source))]
+            power_of_node = _sourced_power(power_kw / nodes, source)
+            content["node_sets"] = [_node_set(nodes, power_of_node)]
+
+    # The network between several nodes also needs power, which a system file does not state.
     if nodes == 1:
         content["scale_out"] = {"present": False}
     return _without_unknown(content)

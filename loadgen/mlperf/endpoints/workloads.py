@@ -58,12 +58,12 @@ class CurveData(Struct, frozen=True, kw_only=True):
 def synthetic_data(
     benchmark_name: str, *, mean_input: float | None = None, mean_output: float | None = None
 ) -> CurveData:
-    """Return a synthetic data set with the size and the lengths of the official one.
+    """Return a data set of random texts, with the size and the lengths of the official data set.
 
     Args:
         benchmark_name: The name of the benchmark.
-        mean_input: The mean tokens of a prompt, or None for that of the benchmark.
-        mean_output: The mean tokens of a response, or None for that of the benchmark.
+        mean_input: The mean number of tokens of a prompt. None for the mean of the benchmark.
+        mean_output: The mean number of tokens of a response. None for the mean of the benchmark.
     """
     lengths = dataset.synthetic_lengths(
         rules.dataset_lengths(benchmark_name),
@@ -81,10 +81,12 @@ def synthetic_data(
 
 
 def read_data(benchmark_name: str, path: Path) -> CurveData:
-    """Return the samples of the user's copy of the data set.
+    """Read the samples of a data set of MLPerf from a file of the user.
 
-    Raises UserError if it has token IDs: a salt in front of them would need the tokenizer and the
-    chat template of the model. Raises UserError or CombinedError if the file cannot be used.
+    Raises:
+        UserError: The file cannot be used, or its prompts are token IDs. Each prompt begins with a
+            salt, which cannot be put before token IDs without the tokenizer of the model.
+        CombinedError: Rows of the file have mistakes.
     """
     benchmark = rules.dataset_lengths(benchmark_name)
     dataset_file = dataset.read_dataset(path, benchmark, benchmark_name=benchmark_name)
@@ -106,13 +108,13 @@ def read_data(benchmark_name: str, path: Path) -> CurveData:
 
 
 def draw_samples(seed_set: SeedSet, size: int, count: int) -> list[int]:
-    """Return the sample of each request, drawn with replacement in the order of issue.
+    """Draw the index of the sample that each request sends, with replacement.
 
-    It is the order of the reference client: `random.Random(seed).randint(0, size - 1)`.
+    The draws are the same as in the reference client: `random.Random(seed).randint(0, size - 1)`.
 
     Args:
-        seed_set: The seed set, whose `sample_index_rng_seed` decides the order.
-        size: The number of samples.
+        seed_set: The random seeds that MLCommons published.
+        size: The number of samples of the data set.
         count: The number of requests.
     """
     random_numbers = random.Random(seed_set.sample_index_rng_seed)
@@ -120,10 +122,11 @@ def draw_samples(seed_set: SeedSet, size: int, count: int) -> list[int]:
 
 
 def draw_salts(seed_set: SeedSet) -> Iterator[str]:
-    """Yield the salt of each request: 64 random bits as hexadecimal digits, without an end.
+    """Yield random salts of 64 bits as hexadecimal digits, without end.
 
-    The seed set has no seed for the salt alone, so they are drawn from `scheduler_rng_seed`, which
-    a fixed concurrency does not use.
+    A salt stands before a prompt, so that the prompt is not in the cache of the server. The seed
+    set has no seed for salts. The seed for random send times is used, because a load with a fixed
+    concurrency does not need it.
     """
     random_numbers = random.Random(seed_set.scheduler_rng_seed)
     while True:
@@ -133,17 +136,14 @@ def draw_salts(seed_set: SeedSet) -> Iterator[str]:
 def build_workload(
     point: CurvePoint, data: CurveData, seed_set: SeedSet, request_count: int, output_dir: Path
 ) -> Workload:
-    """Return the load of a point: a fixed number of requests in flight until all are sent.
-
-    An Offline run has as many in flight as the data set has samples, because all samples of a pass
-    are available at once (section 5.7.1).
+    """Return the load of a measurement point: a fixed number of requests in flight.
 
     Args:
-        point: The point.
-        data: The samples.
-        seed_set: The seed set.
-        request_count: The requests to send: a multiple of the size of the data set (section 6.4).
-        output_dir: Where a file of requests is written, if the data set is a file.
+        point: The measurement point.
+        data: The samples of the data set.
+        seed_set: The random seeds that MLCommons published.
+        request_count: How many requests are sent, a multiple of the size of the data set.
+        output_dir: The directory for a file with the requests, if the data set is a file.
     """
     samples = draw_samples(seed_set, data.size, request_count)
     requests: Synthetic | FromFile
@@ -152,20 +152,23 @@ def build_workload(
     else:
         requests = _synthetic_requests(data, samples)
 
+    stage = Stage(
+        name="load",
+        arrival=Closed(concurrency=point.concurrency, ramp_ns=0),
+        duration_ns=None,
+        count=request_count,
+    )
+    random_salt = next(draw_salts(seed_set))
+
     return Workload(
         name=f"mlperf-endpoints-{data.benchmark}-{point.name}",
         description=f"{rules.DISCLOSURE} Data: {data.name}.",
+        # What is sent, and when.
         requests=requests,
-        stages=(
-            Stage(
-                name="load",
-                arrival=Closed(concurrency=point.concurrency, ramp_ns=0),
-                duration_ns=None,
-                count=request_count,
-            ),
-        ),
+        stages=(stage,),
         seed=seed_set.sample_index_rng_seed,
-        salt=f"{point.name}-{next(draw_salts(seed_set))}",
+        salt=f"{point.name}-{random_salt}",
+        # How long to wait for responses.
         grace_ns=MAX_WAIT_NS,
         timeout_ns=MAX_WAIT_NS,
         stall_timeout_ns=MAX_STALL_NS,
@@ -174,10 +177,10 @@ def build_workload(
 
 
 def _synthetic_requests(data: CurveData, samples: Sequence[int]) -> Synthetic:
-    """Return requests with the lengths of these samples.
+    """Return requests of random texts, with the lengths of the drawn samples.
 
-    Each request has a random text of its own, so that two requests for one sample share no prefix,
-    as a salt in front of the text would ensure.
+    Two requests for the same sample have different texts, so no salt is needed to keep the second
+    one out of the server's prefix cache.
     """
     input_tokens = tuple(data.input_tokens[sample] for sample in samples)
     output_tokens = tuple(data.output_tokens[sample] for sample in samples)
@@ -194,9 +197,19 @@ def _requests_from_file(
     samples: Sequence[int],
     output_dir: Path,
 ) -> FromFile:
-    """Write the salted prompts of these samples, and return requests that read them.
+    """Write the prompt of each request to a file, and return requests that read the file.
 
-    Raises UserError if the file would be larger than MAX_REQUEST_FILE_BYTES.
+    Each prompt begins with a random salt, so that it is not in the prefix cache of the server.
+
+    Args:
+        point: The measurement point, whose name is in the name of the file.
+        data: The samples of the data set.
+        seed_set: The random seeds that MLCommons published.
+        samples: The index of the sample of each request.
+        output_dir: The directory of the file.
+
+    Raises:
+        UserError: The file would be larger than MAX_REQUEST_FILE_BYTES.
     """
     _check_file_size(point, data, len(samples))
     path = output_dir / f"endpoints_requests_{point.name}.jsonl"
@@ -209,8 +222,9 @@ def _requests_from_file(
 
 
 def _check_file_size(point: CurvePoint, data: CurveData, request_count: int) -> None:
-    """Raise UserError if the requests of a point would fill a file that is too large."""
-    mean_bytes = sum(len(prompt) for prompt in data.prompts) / data.size
+    """Raise UserError if the file with the requests of a measurement point would be too large."""
+    total_bytes = sum(len(prompt) for prompt in data.prompts)
+    mean_bytes = total_bytes / data.size
     expected_bytes = mean_bytes * request_count
     if expected_bytes > MAX_REQUEST_FILE_BYTES:
         raise UserError(
