@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from loadgen.compare.answer_difference import build_answer_section
-from loadgen.compare.comparison import NOT_SAME_WORK, Comparison, SideRecovery
+from loadgen.compare.comparison import (
+    DEADLINES_DIFFER,
+    NOT_SAME_WORK,
+    SLOS_DIFFER,
+    Comparison,
+    SideRecovery,
+)
 from loadgen.compare.difference import DIFFER, Difference, Outcome, describe_needed_load
 from loadgen.compare.judgement import EQUIVALENT_CHANGE, EQUIVALENT_POINTS
 from loadgen.compare.thresholds import ThresholdOutcome, format_interval
@@ -168,9 +174,27 @@ def _list_brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
     for note in comparison.accepted_length_notes:
         yield Paragraph(f"{note}.", "warn")
 
+    slo_caveat = _describe_slo_caveat(comparison)
+    if slo_caveat:
+        yield Paragraph(slo_caveat, "warn")
+
     has_repeats = all(count > 1 for count in comparison.runs)
     if not has_repeats:
         yield Paragraph(comparison.scope)
+
+
+def _describe_slo_caveat(comparison: Comparison) -> str:
+    """Return which metrics are not compared because the SLOs differ, or "" if they are equal.
+
+    For example: `Not compared: SLO attainment (the SLOs differ).`
+    """
+    texts = [
+        f"{difference.name} ({difference.reason})"
+        for difference in comparison.differences
+        if difference.reason in (SLOS_DIFFER, DEADLINES_DIFFER)
+        and not _is_of_class_or_step(difference)
+    ]
+    return f"Not compared: {', '.join(dict.fromkeys(texts))}." if texts else ""
 
 
 def list_junit_cases(

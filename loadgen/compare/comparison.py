@@ -31,7 +31,11 @@ from loadgen.compare.estimates import NO_KNOWN_INTERVAL, compute_side_value
 from loadgen.compare.judgement import judge, to_change
 from loadgen.compare.parts import ComparedPart, list_shared_parts, restrict_to_part
 from loadgen.compare.significance import holm_levels, p_value
-from loadgen.compare.work_differences import describe_slo, describe_work_differences
+from loadgen.compare.work_differences import (
+    describe_slo,
+    describe_token_deadlines,
+    describe_work_differences,
+)
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.results.manifest import ReasonCode
@@ -43,6 +47,10 @@ from loadgen.runs.comparison_side import Side, SideFacts
 NOT_SAME_WORK = "different workloads"
 SAME_RUN = "both sides are the same run"
 """Reasons for which no difference of two sides is judged."""
+
+SLOS_DIFFER = "the SLOs differ"
+DEADLINES_DIFFER = "the token deadlines differ"
+"""Reasons for which a metric that depends on the SLO is not judged."""
 
 
 class SideRecovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -397,10 +405,17 @@ def _has_both_values(difference: Difference) -> bool:
 
 
 def _find_slo_difference(first: Side, other: Side, metric: Metric) -> str:
-    """Return why goodput cannot be judged between sides with different SLOs, or ""."""
+    """Return why a metric cannot be judged between sides with different SLOs, or "".
+
+    Goodput depends on all limits of the SLO, and the fluidity index on its token deadlines.
+    """
     is_goodput = "goodput" in metric.path
     if is_goodput and describe_slo(first) != describe_slo(other):
-        return "the SLOs differ"
+        return SLOS_DIFFER
+
+    is_fluidity = metric.path.startswith("fluidity.")
+    if is_fluidity and describe_token_deadlines(first) != describe_token_deadlines(other):
+        return DEADLINES_DIFFER
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.compare.accepted_lengths import list_accepted_length_notes
-from loadgen.compare.work_differences import describe_slo
+from loadgen.compare.work_differences import describe_slo, describe_token_deadlines
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE
 from loadgen.core.metrics.reasons import STATES
@@ -140,10 +140,16 @@ def _list_fact_notes(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _list_slo_notes(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield that the SLOs of the sides differ, if they do."""
+    """Yield that the SLOs of the sides differ, or their token deadlines, if they do."""
     slos = [describe_slo(side) or "none" for side in sides if side.runs]
     if len(set(slos)) > 1:
         yield f"different SLOs: {' vs. '.join(slos)}; SLO attainment is not compared"
+
+    deadlines = [describe_token_deadlines(side) for side in sides]
+    known_deadlines = [text for text in deadlines if text]
+    if len(set(known_deadlines)) > 1:
+        versus = " vs. ".join(known_deadlines)
+        yield f"different token deadlines: {versus}; the fluidity index is not compared"
 
 
 def _list_seed_notes(sides: Sequence[Side]) -> Iterator[str]:

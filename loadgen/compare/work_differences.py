@@ -9,6 +9,7 @@ from loadgen.core import format
 from loadgen.core.limits import SHORTENED
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.verdict import delivered_output_share
+from loadgen.core.slo import describe_deadlines
 from loadgen.runs.comparison_side import Side
 from loadgen.runs.slo_text import list_objectives
 
@@ -71,6 +72,18 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
 def describe_slo(side: Side) -> str:
     """Return the SLO of a side as text, or "" without one."""
     return ", ".join(list_objectives(side.runs[0].summary)) if side.runs else ""
+
+
+def describe_token_deadlines(side: Side) -> str:
+    """Return the token deadlines of a side as text, or "" without a fluidity index.
+
+    For example: `2,000 ms, then 50 ms per token`.
+    """
+    fluidity = side.runs[0].summary.fluidity if side.runs else None
+    if fluidity is None:
+        return ""
+    text = describe_deadlines(fluidity.first_token_ms, fluidity.per_token_ms)
+    return text.removeprefix("deadlines ")
 
 
 def _list_setting_differences(first: Summary, other: Summary) -> Iterator[str]:

@@ -27,6 +27,7 @@ from loadgen.compare.difference import Difference
 from loadgen.core.analysis import within_run_variance
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.errors import CombinedError
+from loadgen.core.metrics.fluidity import Fluidity
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
@@ -251,6 +252,34 @@ def test_an_slo_limit_is_not_part_of_the_work() -> None:
     assert {
         difference.reason for difference in result.differences if "goodput" in difference.metric
     } == {"the SLOs differ"}
+
+
+def with_deadlines(name: str, seed: int, per_token_ms: float) -> Side:
+    """Return a side with a fluidity index for these token deadlines, and an SLO with them."""
+    limit = Term(metric="tpot", limit_ns=int(per_token_ms * 1e6))
+    compared_side = side(name, rows(seed, 300), slo=Slo(terms=(limit,)))
+    fluidity = Fluidity(first_token_ms=100.0, per_token_ms=per_token_ms, index=0.9)
+    summary = msgspec.structs.replace(compared_side.runs[0].summary, fluidity=fluidity)
+    compared_run = msgspec.structs.replace(compared_side.runs[0], summary=summary)
+    return msgspec.structs.replace(compared_side, runs=(compared_run,))
+
+
+@pytest.mark.parametrize(("per_token_ms", "is_noted"), [(20.0, False), (30.0, True)])
+def test_metrics_of_different_slos_are_named_as_not_compared(
+    per_token_ms: float, is_noted: bool
+) -> None:
+    result = comparison.compare(
+        [with_deadlines("a", 1, 20.0), with_deadlines("b", 2, per_token_ms)]
+    )
+    reasons = {difference.metric: difference.reason for difference in result.differences}
+    assert (reasons["fluidity.index"] == comparison.DEADLINES_DIFFER) is is_noted
+    assert (reasons["goodput.share"] == comparison.SLOS_DIFFER) is is_noted
+
+    notes = [note for note in result.notes if note.startswith("different")]
+    assert len(notes) == (2 if is_noted else 0)
+    brief = as_text.render(compared.build_report(result), full=False)
+    assert (comparison.DEADLINES_DIFFER in brief) is is_noted
+    assert (comparison.SLOS_DIFFER in brief) is is_noted
 
 
 def test_truncated_responses_are_different_work() -> None:
