@@ -184,11 +184,15 @@ def without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
 
 
 def _find_reason_without_index(inputs: FluidityInputs) -> str:
-    """Return why a run has no fluidity index, or "" if it may have one."""
+    """Return why the token deadlines of a run cannot be judged, or "" if they can.
+
+    The deadlines need streamed responses, token times and the metrics of REQUIRED_METRICS.
+    """
     if not inputs.is_streamed:
         return NO_STREAM
     if inputs.gaps is None:
         return NO_TOKEN_TIMES
+
     for metric in REQUIRED_METRICS:
         if metric in inputs.withheld_metrics:
             return inputs.withheld_metrics[metric]

@@ -46,11 +46,17 @@ class QuestionPrompts(FilePrompts):
     def __init__(
         self, source: FromFile, seed: int, tokenizer: Tokenizer, api: str = "chat"
     ) -> None:
-        """Read and check the file. The arguments are those of `FilePrompts`.
+        """Read and check a file whose rows are questions with known answers.
+
+        Args:
+            source: The section of the workload that names the file.
+            seed: Decides all random draws.
+            tokenizer: Counts the tokens of prompts.
+            api: The API of the server, such as "chat".
 
         Raises:
-            CombinedError: Rows have no known answer, or a wrong one.
-            UserError: A package that a check needs is not installed.
+            CombinedError: Rows have no known answer, or an answer that is not valid.
+            UserError: A package that checks responses is not installed.
         """
         super().__init__(source, seed, tokenizer, api)
         self.known_answers = read_known_answers(self.rows)
@@ -127,11 +133,11 @@ def read_known_answers(rows: Rows) -> tuple[KnownAnswer, ...]:
 
 
 def _check_schemas(known: KnownAnswer) -> None:
-    """Check that the JSON Schemas of a question can be used.
+    """Check the JSON Schemas that the response to a question has to match.
 
     Raises:
         BadRowError: A schema is not valid.
-        UserError: There is a schema, and the package `jsonschema` is not installed.
+        UserError: A schema needs the package `jsonschema`, which is not installed.
     """
     from loadgen.core.workload.answer_checks import find_schema_problem
     from loadgen.core.workload.row_errors import BadRowError

@@ -218,9 +218,9 @@ def _has_question(messages: list[Message]) -> bool:
 
 
 def _split_questions(messages: list[Message]) -> list[RecordedTurn]:
-    """Return one turn for each user message of a conversation without recorded responses.
+    """Split messages without responses into turns, one for each message that needs a response.
 
-    A system message belongs to the turn of the message after it.
+    A system message needs no response. It belongs to the turn of the next message.
     """
     turns: list[RecordedTurn] = []
     new_messages: list[Message] = []
@@ -369,7 +369,11 @@ def _message_of_row(row: Mapping[str, Any]) -> Message:
 
 
 def _read_tool_results(row: Mapping[str, Any]) -> list[Message]:
-    """Return one message for each result of a tool in a row. Raises BadRowError."""
+    """Convert the tool results of a row to messages of the OpenAI API, one for each result.
+
+    Raises:
+        BadRowError: There are no results, or a result has no id of its tool call or no content.
+    """
     results = row.get("tool_results")
     if not isinstance(results, list) or not results:
         problem = f"tool_results is {shortened(results)}"
@@ -380,7 +384,8 @@ def _read_tool_results(row: Mapping[str, Any]) -> list[Message]:
     for index, result in enumerate(results):
         path = f"tool_results[{index}]"
         call_id = result.get("tool_call_id") if isinstance(result, Mapping) else None
-        if not isinstance(call_id, str) or result.get("content") is None:
+        is_valid = isinstance(call_id, str) and result.get("content") is not None
+        if not is_valid:
             problem = f"{path} is {shortened(result)}"
             hint = "an object with tool_call_id and content"
             raise BadRowError("wrong_type", problem, hint, path)

@@ -214,7 +214,11 @@ def build_curve_from_options(options: CurveOptions, dataset_size: int) -> Curve:
 
 
 def parse_max_point_s(options: CurveOptions) -> float:
-    """Return the limit on the time of one run in seconds. Raises UserError if it is wrong."""
+    """Return the value of --max-point-time, the longest time of one run, in seconds.
+
+    Raises:
+        UserError: The value is no time, or 0.
+    """
     max_point_s = parse_option("--max-point-time", options.max_point_time, units.seconds)
     if not max_point_s:
         raise UserError(

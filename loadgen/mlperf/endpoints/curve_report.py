@@ -38,7 +38,7 @@ CONCURRENCY_LABEL = "requests in flight, log"
 
 
 def create_report(result: CurveResult) -> Report:
-    """Return the report of a curve: each point with its verdict, the regions, and the charts."""
+    """Return the report of a measured curve, for the terminal and as a page."""
     curve = result.curve
     notices = [disclosure_notice(curve.disclosure)]
     if curve.is_simulated:
@@ -61,8 +61,11 @@ def create_report(result: CurveResult) -> Report:
 
 
 def describe_result(result: CurveResult) -> str:
-    """Return the result in one sentence."""
-    parts = [f"{len(result.points)} of {len(result.curve.curve.points)} points measured"]
+    """Return in one sentence how many points were measured, and the highest throughput."""
+    planned_points = result.curve.curve.points
+    parts = [f"{len(result.points)} of {len(planned_points)} points measured"]
+
+    # An Offline run, which has no fixed concurrency, needs no steady window.
     if result.fixed_results:
         windows = sum(1 for point in result.fixed_results if point.has_official_window)
         parts.append(

@@ -51,7 +51,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 def list_row(folder: Path) -> ListRow:
-    """Return the row of a curve in the list of results."""
+    """Return the row that describes a curve in the list of all results."""
     result = load(folder)
     windows = sum(1 for point in result.fixed_results if point.has_official_window)
     planned = len(result.curve.curve.points)

@@ -29,7 +29,7 @@ SIMULATED_RATES = (
 
 
 def create_report(plan: CurvePlan) -> Report:
-    """Return the report of a plan."""
+    """Return the report of the plan of a curve, for the terminal and as a page."""
     notices = [disclosure_notice(plan.disclosure)]
     if plan.is_simulated:
         notices.insert(0, simulated_notice(SIMULATED_RATES))

@@ -98,10 +98,11 @@ def _measure_rate(
 
 
 def read_rates(folder: Path) -> list[ConcurrencyRate]:
-    """Return the speed at each concurrency of earlier runs, in the order of concurrency.
+    """Return the mean response times of earlier runs, in the order of their concurrencies.
 
     Args:
-        folder: A run with a fixed concurrency, or a folder of such runs, for example a sweep.
+        folder: The directory of a run with a fixed number of requests in flight (concurrency), or a
+            directory of several runs, for example a sweep.
 
     Raises:
         UserError: No run has a fixed concurrency and a completed request.

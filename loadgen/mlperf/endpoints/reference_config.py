@@ -67,14 +67,15 @@ def _datasets(client: ReferenceClientLoad, point: CurvePoint) -> list[JsonObject
 
 
 def _settings(curve: StoredCurve, point: CurvePoint) -> JsonObject:
-    """Return the number of queries, the seeds and the load, as the rehearsal had them."""
+    """Return the section `settings` of `config.yaml`: the number of queries, seeds and load."""
     seed_set = rules.find_seed_set(curve.seed_set)
+    runtime = {
+        "min_duration_ms": point.min_window_s * 1000,
+        "n_samples_to_issue": curve.requests[point.name],
+        **_seeds(seed_set),
+    }
     return {
-        "runtime": {
-            "min_duration_ms": point.min_window_s * 1000,
-            "n_samples_to_issue": curve.requests[point.name],
-            **_seeds(seed_set),
-        },
+        "runtime": runtime,
         "load_pattern": _load_pattern(point),
         "client": {"stream_all_chunks": True},
     }

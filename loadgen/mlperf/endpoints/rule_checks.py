@@ -152,7 +152,10 @@ def _check_points(
 
 
 def _check_client_and_model(result: CurveResult) -> Iterator[RuleCheck]:
-    """Yield the checks of section 2: the client, its seeds and salts, and the model."""
+    """Yield the checks of the client that sent the queries, of its random seeds, and of the model.
+
+    The organizers publish sets of random seeds. All measurement points have to use the same set.
+    """
     curve = result.curve
     yield RuleCheck(
         section="2.1.1",

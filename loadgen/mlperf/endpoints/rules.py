@@ -162,7 +162,11 @@ def load_rules() -> EndpointsTable:
 
 
 def find_benchmark(name: str) -> EndpointsBenchmark:
-    """Return a benchmark by its name. Raises UserError with the known names."""
+    """Return the benchmark of MLPerf Endpoints with a name.
+
+    Raises:
+        UserError: The name is unknown. The hint of the error lists the known names.
+    """
     benchmarks = load_rules().benchmarks
     if name in benchmarks:
         return benchmarks[name]
@@ -183,7 +187,11 @@ def dataset_lengths(benchmark_name: str) -> Benchmark:
 
 
 def find_seed_set(name: str) -> SeedSet:
-    """Return a published seed set by its identifier. Raises UserError with the known ones."""
+    """Return the published set of random seeds with a name, such as "A".
+
+    Raises:
+        UserError: The name is unknown. The hint of the error lists the known names.
+    """
     seed_sets = load_rules().seed_sets
     if name not in seed_sets:
         raise UserError(
