@@ -31,19 +31,18 @@ NEUTRAL_COLOR = "c1"
 
 
 def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
-    """Return the report of a result: endpoints, scores of each class, and the verdict if any.
-
-    The full report begins with its title and ends with the verdict (the headline). The brief report
-    has no title of its own, so it begins with the verdict or, without one, with the title.
+    """Return the report of a result: the endpoints, the scores, and whether A is good enough.
 
     Args:
-        result: The result.
+        result: The scores of endpoint A and, if there are two endpoints, of endpoint B.
         failures: The first reasons why requests failed.
     """
     title = f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, temperature 0"
     verdict = _verdict_paragraphs(result)
     overview = _overview_section(result, failures)
     class_sections = [_group_section(group, result) for group in result.groups]
+
+    # The brief report is printed without the title, so a report without a verdict begins with it.
     first_brief_section = section("", *verdict) if verdict else section("", title)
 
     return Report(
@@ -90,10 +89,10 @@ def _overview_section(result: AnswersResult, failures: Sequence[str]) -> Section
 
 
 def _brief_scores(result: AnswersResult) -> Iterator[Section]:
-    """Yield the scores of all prompts, and a line about what else the full report has."""
+    """Yield the scores of all prompts, and a hint at the scores that only the full report has."""
     all_prompts = result.groups[0]
-    # The brief report has no other scores, so the heading need not say whose they are.
     yield _group_section(all_prompts, result, heading="Scores")
+
     class_count = len(result.groups) - 1
     if class_count:
         classes = format.counted(class_count, "class", "classes")
@@ -101,31 +100,44 @@ def _brief_scores(result: AnswersResult) -> Iterator[Section]:
 
 
 def headline(result: AnswersResult) -> str:
-    """Return the outcome in one sentence."""
+    """Return the outcome and the prompts and endpoints that it applies to, in one sentence."""
     mark = "SIMULATED: " if result.simulated else ""
     prompts = format.counted(result.prompts, "prompt")
-    other = ""
+    sent = f"{prompts} of {result.dataset} sent to {result.model} at {result.url}"
     if result.other_url:
-        other = f", against {result.other_model} at {result.other_url}"
-    load = f"{prompts} of {result.dataset} sent to {result.model} at {result.url}{other}"
-    return f"{mark}{outcome(result)}: {load}."
+        sent += f", against {result.other_model} at {result.other_url}"
+    return f"{mark}{outcome(result)}: {sent}."
 
 
 def outcome(result: AnswersResult) -> str:
-    """Return the verdict, or else the first score, in a few words."""
+    """Return the result in a few words, such as "PASS" or "exact match 83.0 % [80.1 %, 85.6 %]".
+
+    With an allowed loss, the outcome says whether the scores are within this loss. Without an
+    allowed loss, the outcome is the first score of all prompts.
+    """
     if result.allowed_loss is not None:
         return VERDICTS[result.is_within_loss]
-    scores = result.groups[0].scores or result.groups[0].similarity
+
+    all_prompts = result.groups[0]
+    scores = all_prompts.scores or all_prompts.similarity
     if not scores:
         return "no scores"
-    return f"{NAMES[scores[0].metric]} {_format_score(scores[0])}"
+
+    first_score = scores[0]
+    name = NAMES[first_score.metric]
+    return f"{name} {_format_score(first_score)}"
 
 
 def _describe_verdict(result: AnswersResult) -> str:
-    """Return the verdict on the allowed loss as a sentence."""
+    """Return whether the scores of A are within the allowed loss, as a sentence.
+
+    For example, with an allowed loss of 1 %, scores of A may be 1 % lower than those of B.
+    """
     assert result.allowed_loss is not None
     allowed = f"{result.allowed_loss * 100:g} %"
-    if not result.groups[0].ratios:
+
+    all_prompts = result.groups[0]
+    if not all_prompts.ratios:
         return "UNDECIDED: no row has a reference to score responses against."
 
     if result.is_within_loss is None:
@@ -149,17 +161,16 @@ def _missing_responses(result: AnswersResult, prompts: str) -> Iterator[str]:
 
 
 def _group_section(group: ScoredGroup, result: AnswersResult, heading: str = "") -> Section:
-    """Return the scores of a group of prompts as bars and tables.
-
-    The bars are only part of the HTML page. A report in the terminal leaves them out.
+    """Return the scores of a group of prompts as bars (for the HTML page) and tables.
 
     Args:
         group: All prompts, or those of one class of the workload.
         result: The result with all groups.
-        heading: The heading. By default it names the group, if the result has several groups.
+        heading: The heading of the section. By default, it names the group.
     """
     has_second_endpoint = bool(result.other_url)
     bars = _ratio_bars(group, result) if has_second_endpoint else _score_bars(group)
+
     similarity_rows = [
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
         for score in group.similarity
@@ -187,70 +198,80 @@ def _group_heading(group: ScoredGroup, result: AnswersResult) -> str:
 
 
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
-    """Return the table with one row for each score, without columns that have no information.
+    """Return a table with one row for each score of a group of prompts.
 
-    The number of prompts is left out if every score covers all prompts. Endpoint B and the ratio
-    A / B need a second endpoint, and the last column also needs a limit on the loss.
+    The column with the number of prompts is left out if each score covers all prompts. Columns that
+    compare endpoint A with endpoint B are left out if there is no endpoint B.
     """
     scores = group.scores
-    columns = {"score": [NAMES[score.metric] for score in scores]}
-    if any(score.count != result.prompts for score in scores):
-        columns["prompts"] = [format.count(score.count) for score in scores]
+    cells_by_heading = {"score": [NAMES[score.metric] for score in scores]}
 
-    columns["A"] = [_format_score(score) for score in scores]
-    if result.other_url:
-        columns |= _comparison_columns(group, result)
+    covers_fewer_prompts = any(score.count != result.prompts for score in scores)
+    if covers_fewer_prompts:
+        cells_by_heading["prompts"] = [format.count(score.count) for score in scores]
 
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    return Table(list(columns), rows)
+    cells_by_heading["A"] = [_format_score(score) for score in scores]
+
+    has_endpoint_b = bool(result.other_url)
+    if has_endpoint_b:
+        cells_by_heading |= _comparison_columns(group, result)
+
+    headings = list(cells_by_heading)
+    rows = [list(row) for row in zip(*cells_by_heading.values(), strict=True)]
+    return Table(headings, rows)
 
 
 def _comparison_columns(group: ScoredGroup, result: AnswersResult) -> dict[str, list[str]]:
-    """Return the columns about endpoint B by heading, with one cell for each score of A.
+    """Return the columns of a score table that compare endpoint A with endpoint B, by heading.
 
-    A cell is empty (`format.NONE`) if B does not have the score.
+    Each column has one cell for each score of A. A score that B does not have gives an empty cell.
     """
     metrics = [score.metric for score in group.scores]
-    other_scores = {score.metric: score for score in group.other_scores}
-    ratios = {ratio.metric: ratio for ratio in group.ratios}
+    score_of_b_by_metric = {score.metric: score for score in group.other_scores}
+    ratio_by_metric = {ratio.metric: ratio for ratio in group.ratios}
 
-    columns = {
-        "B": [_format_score(other_scores.get(metric)) for metric in metrics],
-        "A / B": [_format_ratio(ratios.get(metric)) for metric in metrics],
+    scores_of_b = [score_of_b_by_metric.get(metric) for metric in metrics]
+    ratios = [ratio_by_metric.get(metric) for metric in metrics]
+
+    cells_by_heading = {
+        "B": [_format_score(score) for score in scores_of_b],
+        "A / B": [_format_ratio(ratio) for ratio in ratios],
     }
     if result.allowed_loss is not None:
         heading = f"within {result.allowed_loss * 100:g} %"
-        columns[heading] = [_format_within(ratios.get(metric)) for metric in metrics]
+        cells_by_heading[heading] = [_format_within(ratio) for ratio in ratios]
 
-    return columns
+    return cells_by_heading
 
 
 def _score_bars(group: ScoredGroup) -> Bars:
-    """Return a bar for each score of the endpoint."""
+    """Return a bar for each score of the endpoint that is a fraction, with its interval."""
     bars = []
     for score in group.scores:
-        if score.metric not in TOKEN_COUNTS:
+        is_fraction = score.metric not in TOKEN_COUNTS
+        if is_fraction:
+            name = NAMES[score.metric]
             value = _BarValue(score.mean, score.low, score.high)
-            bars.append(
-                _percent_bar(NAMES[score.metric], _format_score(score), value, NEUTRAL_COLOR)
-            )
+            bar = _percent_bar(name, _format_score(score), value, NEUTRAL_COLOR)
+            bars.append(bar)
 
     return Bars(rows=bars, included_value=0.0, unit=" %")
 
 
 def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
-    """Return a bar for each score of A as a percentage of B's score.
+    """Return a bar for each score of endpoint A in percent of the score of endpoint B.
 
-    The color of a bar is that of its verdict. If a loss is allowed, a dotted line marks the limit:
-    with an allowed loss of 1 %, it is at 99 %. A score without a ratio has no bar.
+    The color shows whether the score is within the allowed loss. A line marks the limit: with an
+    allowed loss of 1 %, the line is at 99 %.
     """
     bars = []
     for comparison in group.ratios:
         if comparison.ratio is not None:
+            name = NAMES[comparison.metric]
             value = _BarValue(comparison.ratio, comparison.low, comparison.high)
             color = VERDICT_KINDS[comparison.is_within_loss]
-            name = NAMES[comparison.metric]
-            bars.append(_percent_bar(name, _format_ratio(comparison), value, color))
+            bar = _percent_bar(name, _format_ratio(comparison), value, color)
+            bars.append(bar)
 
     limit_percent = None
     if result.allowed_loss is not None:
@@ -282,12 +303,12 @@ class _BarValue(NamedTuple):
 
 
 def _percent_bar(name: str, text: str, value: _BarValue, color: str) -> Bar:
-    """Return a bar from zero to a value in percent, with its interval as a whisker.
+    """Return a bar from 0 % to a value in percent, with a thin line (whisker) for its interval.
 
     Args:
         name: The label before the bar.
-        text: The label after it.
-        value: The value, and the ends of the whisker.
+        text: The label after the bar.
+        value: The value and its interval as fractions: 0.5 is 50 %.
         color: The color of the bar.
     """
     percent = 100 * value.fraction
@@ -295,6 +316,7 @@ def _percent_bar(name: str, text: str, value: _BarValue, color: str) -> Bar:
     whisker = None
     if value.low is not None and value.high is not None:
         whisker = (100 * value.low, 100 * value.high)
+
     return Bar(name, text, segments, whisker)
 
 
