@@ -159,33 +159,33 @@ def answers(
     second = other_endpoint(
         settings, comparison.against, comparison.against_model, comparison.against_key_file
     )
-    with running_server(settings) as served:
+
+    def on_progress(endpoint_name: str, done: int) -> None:
+        show_progress(endpoint_name, done, len(questions))
+
+    with running_server(settings) as first:
         try:
-            scored = run_scoring(
-                dataset,
-                questions,
-                served,
-                second,
-                options,
-                lambda endpoint, done: show_progress(endpoint, done, len(questions)),
-            )
+            scored = run_scoring(dataset, questions, first, second, options, on_progress)
         except OSError as error:
-            raise UserError(
-                "unwritable_file", f"cannot be written: {error.strerror}", f"--out {scoring.out}"
-            ) from None
+            problem = f"cannot be written: {error.strerror}"
+            raise UserError("unwritable_file", problem, f"--out {scoring.out}") from None
 
     print_result(scored.result, report(scored.result, scored.failures), as_json=as_json, full=full)
     return exit_code(scored.result)
 
 
 def _check_recording(comparison: ComparisonArguments, scoring: ScoringArguments) -> None:
-    """Raise UserError for an option that has no effect if responses are only recorded."""
-    specified = {
+    """Check that no option is specified that has no effect if responses are only recorded.
+
+    Raises:
+        UserError: There is such an option.
+    """
+    value_of_option = {
         "--against": comparison.against,
         "--within": comparison.within,
         "--out": scoring.out,
     }
-    for option, value in specified.items():
+    for option, value in value_of_option.items():
         if value is not None:
             problem = "--record only records the responses of --url"
             raise UserError("conflict", problem, option, f"leave {option} or --record out")
@@ -194,19 +194,16 @@ def _check_recording(comparison: ComparisonArguments, scoring: ScoringArguments)
 def _record(
     file: Path, settings: Settings, questions: Sequence[Question], options: SendOptions
 ) -> int:
-    """Record the responses of an endpoint, say how many they are, and return the exit code."""
+    """Write the responses of an endpoint to a file, print how many, and return the exit code."""
     from loadgen.answers.recording import RECORDINGS, record_reference
     from loadgen.core import format
     from loadgen.core.execution.backend import running_server
 
-    with running_server(settings) as served:
-        recorded = record_reference(
-            served,
-            questions,
-            options,
-            file,
-            lambda name, done: show_progress(name, done, len(questions)),
-        )
+    def on_progress(recording_name: str, done: int) -> None:
+        show_progress(recording_name, done, len(questions))
+
+    with running_server(settings) as server_settings:
+        recorded = record_reference(server_settings, questions, options, file, on_progress)
 
     prompts = format.counted(recorded.prompts, "prompt")
     print(f"{prompts} with {RECORDINGS} responses each written to {file}.")
@@ -220,11 +217,11 @@ def _record(
 def _create_scoring_options(
     comparison: ComparisonArguments, scoring: ScoringArguments, settings: Settings
 ) -> ScoringOptions:
-    """Convert the options of the command line to the options of a scoring run, and check them.
+    """Check the options of the command line, and return them as options of a scoring run.
 
     Args:
         comparison: The options about endpoint B and the loss that is allowed.
-        scoring: The options about sending and storing.
+        scoring: The options about sending prompts and storing results.
         settings: The settings of endpoint A.
 
     Raises:
@@ -253,44 +250,44 @@ def _create_scoring_options(
 
 
 def _check_target(settings: Settings) -> None:
-    """Check that there is one endpoint which generates text.
+    """Check that the settings have one endpoint, and that this endpoint generates text.
 
     Raises:
-        UserError: It is a simulation in virtual time, or there are several endpoints.
+        UserError: The endpoint is simulated without real time, or there are several endpoints.
     """
     if settings.virtual:
-        raise UserError(
-            "unsupported",
-            "a simulation in virtual time generates no text to score",
-            f"--url {settings.url}",
-            "start a simulated server with loadgen sim and use its URL",
-        )
+        problem = "a simulation in virtual time generates no text to score"
+        hint = "start a simulated server with loadgen sim and use its URL"
+        raise UserError("unsupported", problem, f"--url {settings.url}", hint)
+
     if settings.targets:
-        raise UserError(
-            "unsupported",
-            "only one endpoint A can be scored",
-            "--url",
-            "use --against for the second one",
-        )
+        problem = "only one endpoint A can be scored"
+        hint = "use --against for the second one"
+        raise UserError("unsupported", problem, "--url", hint)
 
 
 def _parse_allowed_loss(within: str | None, against: str | None) -> float | None:
-    """Return the allowed loss as a fraction, or None if no loss is specified.
+    """Return the loss that an option allows as a fraction: "1%" gives 0.01.
+
+    Args:
+        within: The text of the option `--within`, or None without the option.
+        against: The URL of endpoint B, or None.
 
     Raises:
-        UserError: It is not a fraction, or there is no endpoint B.
+        UserError: The text is no fraction from 0 to below 1, or there is no endpoint B.
     """
-    loss = parse_option("--within", within, units.share)
+    option = "--within"
+    loss = parse_option(option, within, units.share)
     if loss is None:
         return None
+
     if against is None:
-        raise UserError(
-            "no_effect", "--within needs an endpoint B to compare with", "--within", _WITHIN_EXAMPLE
-        )
+        problem = "--within needs an endpoint B to compare with"
+        raise UserError("no_effect", problem, option, _WITHIN_EXAMPLE)
+
     if not 0 <= loss < 1:
-        raise UserError(
-            "out_of_range", "must be at least 0% and below 100%", "--within", _WITHIN_EXAMPLE
-        )
+        problem = "must be at least 0% and below 100%"
+        raise UserError("out_of_range", problem, option, _WITHIN_EXAMPLE)
 
     return loss
 
@@ -298,37 +295,36 @@ def _parse_allowed_loss(within: str | None, against: str | None) -> float | None
 def other_endpoint(
     settings: Settings, url: str | None, model: str | None, key_file: Path | None
 ) -> Settings | None:
-    """Return endpoint B, or None without a URL.
+    """Return the settings of endpoint B, or None if there is no URL of endpoint B.
 
     Args:
-        settings: The settings of endpoint A, which endpoint B shares.
+        settings: The settings of endpoint A, which endpoint B also uses.
         url: The URL of endpoint B, or None.
         model: The model of endpoint B, or None for the one that its server names.
         key_file: A file with the key of endpoint B, or None for the key of endpoint A.
 
     Raises:
-        UserError: A model or a key of endpoint B is given without its URL, or the key file cannot
-            be read.
+        UserError: There is a model or a key file of endpoint B without its URL, or the key file
+            cannot be read.
     """
     if url is None:
-        if model is not None or key_file is not None:
-            option = "--against-model" if model is not None else "--against-key-file"
-            raise UserError(
-                "no_effect",
-                "--within needs an endpoint B to compare with",
-                option,
-                "add --against URL",
-            )
+        has_model = model is not None
+        has_key_file = key_file is not None
+        if has_model or has_key_file:
+            option = "--against-model" if has_model else "--against-key-file"
+            problem = "--within needs an endpoint B to compare with"
+            raise UserError("no_effect", problem, option, "add --against URL")
         return None
 
-    try:
-        key = settings.api_key if key_file is None else read_key_file(key_file)
-    except units.InvalidValueError as error:
-        raise UserError(
-            error.code, str(error), f"--against-key-file {key_file}", error.hint
-        ) from None
+    api_key = settings.api_key
+    if key_file is not None:
+        try:
+            api_key = read_key_file(key_file)
+        except units.InvalidValueError as error:
+            location = f"--against-key-file {key_file}"
+            raise UserError(error.code, str(error), location, error.hint) from None
 
-    return replace(settings, url=url, model=model, api_key=key, server="auto")
+    return replace(settings, url=url, model=model, api_key=api_key, server="auto")
 
 
 def show_progress(endpoint: str, done: int, count: int) -> None:
