@@ -40,24 +40,31 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_answers(sides: Sequence[Side], confidence: float) -> Iterator[AnswerDifference]:
-    """Yield how the checked answers of each side differ from those of the first side.
+    """Yield whether the share of right answers of each side differs from that of the first side.
 
-    Sides without checked answers are left out.
+    A side is a server with all its runs. Sides without checked answers are left out.
+
+    Args:
+        sides: The sides. All others are compared with the first side.
+        confidence: For example, 0.99 reports a difference if its p-value is below 0.01.
     """
-    first_score = _score_side(sides[0])
-    if first_score is None:
+    first_scores = _score_side(sides[0])
+    if first_scores is None:
         return
+
+    largest_p_value = 1 - confidence
     for side in sides[1:]:
-        score = _score_side(side)
-        if score is None:
+        scores = _score_side(side)
+        if scores is None:
             continue
-        p_value = different_p_value(first_score, score)
+
+        p_value = different_p_value(first_scores, scores)
         yield AnswerDifference(
             side=side.name,
-            before=first_score.overall,
-            after=score.overall,
+            before=first_scores.overall,
+            after=scores.overall,
             p_value=p_value,
-            is_different=p_value < 1 - confidence,
+            is_different=p_value < largest_p_value,
         )
 
 
@@ -69,25 +76,31 @@ def _score_side(side: Side) -> AnswerScores | None:
 
 
 def build_answer_section(differences: Sequence[AnswerDifference]) -> Section:
-    """Return the section with the scores of each side. It disappears without checked answers."""
-    rows = [
-        (
+    """Return the section with a table of the share of right answers of each side.
+
+    A section without rows is not printed.
+    """
+    headings = ("side", "right before", "right", "checked", "outcome")
+    rows = []
+    for difference in differences:
+        row = (
             difference.side,
             format_score(difference.before),
             format_score(difference.after),
             format.count(difference.after.checked),
             _describe_outcome(difference),
         )
-        for difference in differences
-    ]
-    columns = ("side", "right before", "right", "checked", "outcome")
-    return section(HEADING, Table(columns, rows))
+        rows.append(row)
+    return section(HEADING, Table(headings, rows))
 
 
 def _describe_outcome(difference: AnswerDifference) -> str:
-    """Return whether the scores of two sides differ, with the p-value of the test."""
+    """Return whether a side is better or worse, with the p-value: "worse (p = 0.002)"."""
     p_value = format_p_value(difference.p_value)
     if not difference.is_different:
         return f"no significant difference ({p_value})"
-    is_better = (difference.after.score or 0.0) > (difference.before.score or 0.0)
-    return f"{'better' if is_better else 'worse'} ({p_value})"
+
+    score_before = difference.before.score or 0.0
+    score_after = difference.after.score or 0.0
+    direction = "better" if score_after > score_before else "worse"
+    return f"{direction} ({p_value})"

@@ -46,7 +46,7 @@ def format_p_value(p_value: float) -> str:
 
 
 def describe_answers(answers: AnswerScores) -> str:
-    """Return the score of the checked answers in one line, and what is wrong with them.
+    """Return the share of right answers in one line, and whether a test has found a defect.
 
     For example: `99.3 % right (98.7 to 99.7 %), 1,169 checked; worse above 256 in flight`.
     """
@@ -54,18 +54,27 @@ def describe_answers(answers: AnswerScores) -> str:
     if overall.score is None or overall.low is None:
         return "no response to a question with a known answer"
 
+    score = format.percent(overall.score)
     low = format.percent(overall.low).removesuffix(" %")
-    interval = f"({low} to {format.percent(overall.high)})"
-    text = f"{format.percent(overall.score)} right {interval}, {overall.checked:,} checked"
-    if answers.load_dependence is not None and answers.load_dependence.is_worse:
-        text += f"; worse above {answers.load_dependence.in_flight:,} in flight"
-    if answers.reference is not None and answers.reference.is_different:
+    high = format.percent(overall.high)
+    text = f"{score} right ({low} to {high}), {overall.checked:,} checked"
+
+    dependence = answers.load_dependence
+    if dependence is not None and dependence.is_worse:
+        text += f"; worse above {dependence.in_flight:,} in flight"
+
+    reference = answers.reference
+    if reference is not None and reference.is_different:
         text += "; differ from the reference"
+
     return text
 
 
 def build_answer_sections(summary: Summary) -> Iterator[Section]:
-    """Yield the scores of checked answers, if the workload has questions with known answers."""
+    """Yield the section of a report about responses that were checked against known answers.
+
+    Nothing is yielded if no responses were checked.
+    """
     answers = summary.answers
     if answers is None:
         return
@@ -76,28 +85,34 @@ def build_answer_sections(summary: Summary) -> Iterator[Section]:
     if answers.reference is not None:
         sentences.append(describe_reference(answers.reference))
 
-    yield section(
-        HEADING,
-        _score_table(answers),
-        *sentences,
-        Paragraph(METHOD_TEXT, "soft"),
-        id="answers",
-    )
+    table = _score_table(answers)
+    small_print = Paragraph(METHOD_TEXT, "soft")
+    yield section(HEADING, table, *sentences, small_print, id="answers")
 
 
 def _score_table(answers: AnswerScores) -> Table:
-    """Return the score of all responses and of each kind of check, and by requests in flight."""
+    """Return a table of the share of right responses.
+
+    The rows are all responses, each kind of check, and responses with few and with many requests in
+    flight.
+    """
+    responses_heading = "responses"
     rows = [_score_row("all", answers.overall)]
-    if len(answers.checks) > 1:
+
+    if len(answers.checks) == 1:
+        only_check = answers.checks[0]
+        responses_heading += f" ({_check_name(only_check.name)})"
+    elif len(answers.checks) > 1:
         rows += [_score_row(_check_name(part.name), part) for part in answers.checks]
 
     dependence = answers.load_dependence
     if dependence is not None:
-        rows.append(_score_row(f"up to {dependence.in_flight:,} in flight", dependence.below))
-        rows.append(_score_row(f"above {dependence.in_flight:,} in flight", dependence.above))
+        in_flight = f"{dependence.in_flight:,} in flight"
+        rows.append(_score_row(f"up to {in_flight}", dependence.below))
+        rows.append(_score_row(f"above {in_flight}", dependence.above))
 
-    only_check = f" ({_check_name(answers.checks[0].name)})" if len(answers.checks) == 1 else ""
-    return Table((f"responses{only_check}", "checked", "wrong", "right (95 % interval)"), rows)
+    headings = (responses_heading, "checked", "wrong", "right (95 % interval)")
+    return Table(headings, rows)
 
 
 def _check_name(check: str) -> str:
@@ -111,25 +126,30 @@ def _score_row(label: str, part: ScorePart) -> tuple[str, ...]:
 
 
 def describe_load_dependence(dependence: LoadDependence) -> str:
-    """Return whether responses are worse with more requests in flight, as a sentence."""
+    """Return whether more responses are wrong with more requests in flight, as a sentence."""
     p_value = format_p_value(dependence.p_value)
     if dependence.is_worse:
         return (
             f"Responses are worse above {dependence.in_flight:,} requests in flight than below "
             f"({p_value})."
         )
+
     return f"No dependence of the responses on the requests in flight was found ({p_value})."
 
 
 def describe_reference(reference: ReferenceComparison) -> str:
-    """Return whether the responses differ from those of the reference endpoint, as a sentence."""
+    """Return whether the responses differ from those of a reference server, as a sentence.
+
+    The reference server has responded twice to each question, which shows how much its responses
+    differ without any defect.
+    """
     agreement = format.percent(reference.agreement)
     reference_agreement = format.percent(reference.reference_agreement)
     questions = format.counted(reference.questions, "question")
+    p_value = format_p_value(reference.p_value)
     facts = (
         f"they agree with its first response for {agreement} of their length, and its second "
-        f"response does for {reference_agreement} ({questions}, "
-        f"{format_p_value(reference.p_value)})"
+        f"response does for {reference_agreement} ({questions}, {p_value})"
     )
     if reference.is_different:
         return f"Responses differ from those of the reference endpoint: {facts}."

@@ -35,30 +35,37 @@ class AnswersUnderLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_load_points(points: Sequence[LoadPointResult]) -> AnswersUnderLoad | None:
-    """Return whether responses are worse at higher load points than at lower ones.
+    """Return whether more responses are wrong at higher loads than at lower loads.
 
-    Every division of the load points into lower and higher ones is tested, and the probability of a
-    false alarm is divided among these tests (Bonferroni). Each test is exact and compares responses
-    to the same question only. Return None if fewer than two load points have checked answers.
+    Each way to divide the load points into lower and higher loads is tested. Of loads 1, 2 and 3,
+    the higher loads are 2 and 3, or only 3. The smallest p-value is multiplied by the number of
+    tests (Bonferroni), so that many load points do not cause more false alarms.
 
     Args:
-        points: The load points of one curve, in order of load.
+        points: The load points, in order of load.
+
+    Returns:
+        The division with the smallest p-value, or None with fewer than two checked load points.
     """
     checked_points = [
         _CheckedPoint(point.short_label, point.answers)
         for point in points
         if point.answers is not None and point.valid
     ]
-    divisions = [
-        _compare_parts(checked_points[:count], checked_points[count:])
-        for count in range(1, len(checked_points))
-    ]
+
+    divisions = []
+    for lower_count in range(1, len(checked_points)):
+        lower_points = checked_points[:lower_count]
+        higher_points = checked_points[lower_count:]
+        divisions.append(_compare_parts(lower_points, higher_points))
+
     if not divisions:
         return None
 
     clearest = min(divisions, key=lambda division: division.p_value)
-    p_value = min(1.0, clearest.p_value * len(divisions))
-    return msgspec.structs.replace(clearest, p_value=p_value, is_worse=p_value < ALARM_LEVEL)
+    corrected_p_value = min(1.0, clearest.p_value * len(divisions))
+    is_worse = corrected_p_value < ALARM_LEVEL
+    return msgspec.structs.replace(clearest, p_value=corrected_p_value, is_worse=is_worse)
 
 
 class _CheckedPoint(NamedTuple):
@@ -71,26 +78,35 @@ class _CheckedPoint(NamedTuple):
 def _compare_parts(
     lower: Sequence[_CheckedPoint], higher: Sequence[_CheckedPoint]
 ) -> AnswersUnderLoad:
-    """Return the comparison of lower load points with higher ones, not yet corrected for others."""
+    """Return the score at lower loads and at higher loads, with the p-value of one exact test.
+
+    The verdict `is_worse` is not yet known: it depends on how many tests are done.
+    """
     below = merge_scores([point.answers for point in lower])
     above = merge_scores([point.answers for point in higher])
+    p_value = more_wrong_p_value(below, above)
+    highest_lower_point = lower[-1]
+
     return AnswersUnderLoad(
         is_worse=False,
-        p_value=more_wrong_p_value(below, above),
-        up_to=lower[-1].label,
+        p_value=p_value,
+        up_to=highest_lower_point.label,
         below=below.overall,
         above=above.overall,
     )
 
 
 def describe_answers_under_load(answers: AnswersUnderLoad) -> str:
-    """Return whether responses are worse at higher load points, as a sentence."""
+    """Return whether more responses are wrong at higher loads, as a sentence for a report."""
     p_value = format_p_value(answers.p_value)
     if answers.is_worse:
+        score_above = format_score(answers.above)
+        score_below = format_score(answers.below)
         return (
-            f"Responses are worse under load: {format_score(answers.above)} right above "
-            f"{answers.up_to}, and {format_score(answers.below)} up to it ({p_value})."
+            f"Responses are worse under load: {score_above} right above "
+            f"{answers.up_to}, and {score_below} up to it ({p_value})."
         )
+
     checked = answers.below.checked + answers.above.checked
     return (
         "Checked answers: no dependence of the score on the load was found "
