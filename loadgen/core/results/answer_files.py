@@ -112,16 +112,23 @@ class AnswerOutcomes(NamedTuple):
 def create_recorded_response(
     slot: int, question: int, completion: Completion, redact: Callable[[str], str]
 ) -> RecordedResponse:
-    """Return the content of the response to a question, to be recorded.
+    """Return the text and the tool calls of a response as a record for a file.
 
-    `redact` removes API keys from a text.
+    Args:
+        slot: The number of the request.
+        question: The index of the question that was sent.
+        completion: The response.
+        redact: Removes API keys from a text.
     """
-    calls = tuple(
-        RecordedCall(name=redact(str(call["name"])), arguments=redact(str(call["arguments"])))
-        for call in completion.tool_calls
-    )
     text = redact(completion.text or "")
-    return RecordedResponse(slot=slot, question=question, text=text, calls=calls)
+
+    calls = []
+    for call in completion.tool_calls:
+        tool_name = redact(str(call["name"]))
+        arguments = redact(str(call["arguments"]))
+        calls.append(RecordedCall(name=tool_name, arguments=arguments))
+
+    return RecordedResponse(slot=slot, question=question, text=text, calls=tuple(calls))
 
 
 def write_known_answers(folder: Path, known_answers: Sequence[KnownAnswer]) -> None:
@@ -149,31 +156,40 @@ def has_checked_answers(folder: Path) -> bool:
 
 
 def read_scored_answers(folder: Path) -> list[ScoredAnswer]:
-    """Return the outcomes of all checks of a run, finished or not, in the order of the requests.
+    """Return the outcomes of all checks of a run, in the order of the requests.
 
-    A damaged file gives the outcomes up to the first damaged line.
+    A finished run has a file with the outcomes. For an unfinished run, the responses that have been
+    recorded so far are checked now.
     """
     path = folder / SCORED_ANSWERS
-    if path.is_file():
-        with path.open("rb") as lines:
-            return list(decode_json_lines(lines, ScoredAnswer))
-    return check_recorded_responses(folder).scored
+    is_finished = path.is_file()
+    if not is_finished:
+        return check_recorded_responses(folder).scored
+
+    with path.open("rb") as lines:
+        return list(decode_json_lines(lines, ScoredAnswer))
 
 
 def check_recorded_responses(folder: Path) -> AnswerOutcomes:
-    """Check the responses that the workers of a run have recorded, in the order of the requests.
+    """Check the recorded responses of a run against the known answers of their questions.
 
-    Raises UserError if a check needs a package that is not installed.
+    Return the outcomes in the order of the requests.
+
+    Raises:
+        UserError: A check needs a package that is not installed.
     """
     # Runs without known answers do not need this module.
     from loadgen.core.workload.known_answers import KnownAnswer
 
     path = folder / KNOWN_ANSWERS
     if not path.is_file():
-        return AnswerOutcomes([], [])
+        return AnswerOutcomes(scored=[], wrong=[])
+
     with path.open("rb") as lines:
         known_answers = list(decode_json_lines(lines, KnownAnswer))
-    responses = sorted(_read_responses(folder), key=lambda response: response.slot)
+
+    responses = list(_read_responses(folder))
+    responses.sort(key=lambda response: response.slot)
     return score_responses(known_answers, responses)
 
 
@@ -187,19 +203,26 @@ def _read_responses(folder: Path) -> Iterator[RecordedResponse]:
 def score_responses(
     known_answers: Sequence[KnownAnswer], responses: Iterable[RecordedResponse]
 ) -> AnswerOutcomes:
-    """Check responses against the known answers of their questions.
+    """Check each response against the known answer of its question.
 
-    A response to a question that is not known, which only a damaged file has, is left out.
+    Args:
+        known_answers: The known answer of each question, by the index of the question.
+        responses: The responses, each with the index of its question.
     """
-    outcomes = AnswerOutcomes([], [])
+    outcomes = AnswerOutcomes(scored=[], wrong=[])
     for response in responses:
-        if not 0 <= response.question < len(known_answers):
+        # A damaged file may have a response to a question that does not exist.
+        has_known_answer = 0 <= response.question < len(known_answers)
+        if not has_known_answer:
             continue
+
         known = known_answers[response.question]
         scored = _score_response(known, response)
         outcomes.scored.append(scored)
         if not scored.is_correct:
-            outcomes.wrong.append(_describe_wrong_answer(known, response))
+            wrong_answer = _describe_wrong_answer(known, response)
+            outcomes.wrong.append(wrong_answer)
+
     return outcomes
 
 
@@ -208,7 +231,9 @@ def _score_response(known: KnownAnswer, response: RecordedResponse) -> ScoredAns
     from loadgen.core.workload.answer_checks import ResponseContent, ToolCall, check_answer
 
     calls = tuple(ToolCall(call.name, call.arguments) for call in response.calls)
-    checked = check_answer(known, ResponseContent(text=response.text, calls=calls))
+    content = ResponseContent(text=response.text, calls=calls)
+    checked = check_answer(known, content)
+
     return ScoredAnswer(
         slot=response.slot,
         question=response.question,
@@ -221,12 +246,15 @@ def _score_response(known: KnownAnswer, response: RecordedResponse) -> ScoredAns
 
 
 def _describe_wrong_answer(known: KnownAnswer, response: RecordedResponse) -> WrongAnswer:
-    """Return a wrong response with the answer that was expected."""
+    """Return a wrong response together with the right answer, if the right answer is known."""
+    first_reference = known.references[0] if known.references else ""
+    expected = known.expected or first_reference
+
     return WrongAnswer(
         slot=response.slot,
         row=known.row,
         check=known.check,
-        expected=known.expected or next(iter(known.references), ""),
+        expected=expected,
         response=response.text,
         calls=response.calls,
     )

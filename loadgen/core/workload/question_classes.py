@@ -23,31 +23,41 @@ LOAD_CLASS = "load"
 
 
 def add_questions(requests: Requests, overrides: Overrides, errors: DocumentErrors) -> Requests:
-    """Return the requests with the class of questions that the options add.
+    """Return the requests of a workload, with questions from a file mixed in.
 
-    Without `--check-answers`, the requests are returned unchanged. Options that cannot be applied
-    are added to `errors`.
+    For example, 5 % of the requests become questions whose right response is known.
+
+    Args:
+        requests: The requests of the workload. They are returned unchanged without a file.
+        overrides: The options of the command line, with the file and the share of the questions.
+        errors: Receives an error for an option that cannot be applied.
     """
     share = DEFAULT_SHARE if overrides.check_share is None else overrides.check_share
+
     if overrides.check_answers is None:
-        if overrides.check_share is not None:
+        has_unused_share = overrides.check_share is not None
+        if has_unused_share:
             problem = "there are no questions whose share it could be"
             hint = "add --check-answers FILE"
             errors.add_option("no_effect", problem, f"--check-share {share * 100:g}%", hint)
         return requests
 
     path = Path(overrides.check_answers)
-    if not _check_options(requests, path, share, errors):
+    can_be_added = _check_options(requests, path, share, errors)
+    if not can_be_added:
         return requests
 
-    questions = FromFile.model_construct(path=path, check_answers=True)
     classes = _scale_classes(requests, 1 - share)
+    questions = FromFile.model_construct(path=path, check_answers=True)
     classes[QUESTION_CLASS] = RequestClass.model_construct(weight=share, requests=questions)
     return Mix.model_construct(classes=classes)
 
 
 def _check_options(requests: Requests, path: Path, share: float, errors: DocumentErrors) -> bool:
-    """Return True if questions can be added to requests. Otherwise an error is added."""
+    """Return True if the questions of a file can be added to the requests of a workload.
+
+    If the questions cannot be added, the reason is added to `errors`.
+    """
     option = f"--check-answers {path}"
     if not path.is_file():
         hint = "give a JSONL file with a prompt and an answer in each row"
@@ -59,12 +69,14 @@ def _check_options(requests: Requests, path: Path, share: float, errors: Documen
         errors.add_option("out_of_range", problem, f"--check-share {share * 100:g}%", "use 5%")
         return False
 
-    if isinstance(requests, FromTrace) and requests.replay == "sessions":
+    is_replay_of_sessions = isinstance(requests, FromTrace) and requests.replay == "sessions"
+    if is_replay_of_sessions:
         problem = "questions cannot be added to the sessions of a trace"
         errors.add_option("unsupported", problem, option, "replay the trace without sessions")
         return False
 
-    if isinstance(requests, Mix) and QUESTION_CLASS in requests.classes:
+    has_class_of_same_name = isinstance(requests, Mix) and QUESTION_CLASS in requests.classes
+    if has_class_of_same_name:
         problem = f"the workload already has a class {QUESTION_CLASS}"
         errors.add_option("conflict", problem, option, "rename the class, or leave the option out")
         return False
@@ -73,13 +85,17 @@ def _check_options(requests: Requests, path: Path, share: float, errors: Documen
 
 
 def _scale_classes(requests: Requests, share: float) -> dict[str, RequestClass]:
-    """Return the classes of a workload with weights that add up to `share`.
+    """Return the request classes of a workload with each weight multiplied by `share`.
 
-    Requests without classes become the single class LOAD_CLASS.
+    For example, weights of 0.75 and 0.25 and a share of 0.8 give weights of 0.6 and 0.2. Requests
+    without classes become a single class with the weight `share`.
     """
     if not isinstance(requests, Mix):
-        return {LOAD_CLASS: RequestClass.model_construct(weight=share, requests=requests)}
-    return {
-        name: request_class.model_copy(update={"weight": float(request_class.weight) * share})
-        for name, request_class in requests.classes.items()
-    }
+        single_class = RequestClass.model_construct(weight=share, requests=requests)
+        return {LOAD_CLASS: single_class}
+
+    scaled_classes = {}
+    for name, request_class in requests.classes.items():
+        scaled_weight = float(request_class.weight) * share
+        scaled_classes[name] = request_class.model_copy(update={"weight": scaled_weight})
+    return scaled_classes
