@@ -45,6 +45,7 @@ HARD_SHARE = 0.2
 """The share of questions that the model always answers wrongly."""
 ALWAYS_WRONG = AnswerDefects(wrong_share=1.0)
 RESPONSE_WORDS = 64
+VOCABULARY_SIZE = 50_000
 OWN_VARIATION = 0.2
 """The share of responses that differ from those of the same server without any defect."""
 FIRST_VARIATION_SEED = 1_000_000
@@ -67,55 +68,81 @@ class Defects(NamedTuple):
 def create_defects(
     always_share: float, hard_share: float, above_share: float, seed: int
 ) -> Defects:
-    """Return defects that depend on a seed, with the share of wrong responses of each kind."""
+    """Return the defects of a simulated server.
+
+    Args:
+        always_share: The share of responses that are wrong at any load.
+        hard_share: The share of questions that are always answered wrongly.
+        above_share: The share of responses that are wrong above LEVEL requests in flight.
+        seed: Decides which responses are wrong.
+    """
+    # The two random choices of wrong responses are independent of each other.
+    seed_at_any_load = 2 * seed
+    seed_above_level = 2 * seed + 1
+
     return Defects(
-        always=AnswerDefects(wrong_share=always_share, seed=2 * seed),
+        always=AnswerDefects(wrong_share=always_share, seed=seed_at_any_load),
         hard_questions=round(hard_share * QUESTIONS),
         above_level=AnswerDefects(
-            wrong_share=above_share, above_in_flight=LEVEL, seed=2 * seed + 1
+            wrong_share=above_share, above_in_flight=LEVEL, seed=seed_above_level
         ),
     )
 
 
 def measure_responses(in_flight: list[int], defects: Defects) -> list[MeasuredAnswer]:
-    """Return the checked responses to requests that were sent with so many others in flight."""
+    """Return simulated responses after a check of whether each response is right.
+
+    Args:
+        in_flight: The number of requests in flight when each request was sent.
+        defects: How often, and from which load on, responses are wrong.
+    """
     responses = []
-    for slot, count in enumerate(in_flight):
+    for slot, in_flight_count in enumerate(in_flight):
         question = slot % QUESTIONS
         known = KNOWN[question]
-        always = defects.always if question >= defects.hard_questions else ALWAYS_WRONG
-        response = simulate_response(known, question, slot, count, always)
-        if response.text == known.expected:
-            response = simulate_response(known, question, slot, count, defects.above_level)
+
+        is_hard = question < defects.hard_questions
+        defects_at_any_load = ALWAYS_WRONG if is_hard else defects.always
+        response = simulate_response(known, question, slot, in_flight_count, defects_at_any_load)
+
+        is_right = response.text == known.expected
+        if is_right:
+            response = simulate_response(
+                known, question, slot, in_flight_count, defects.above_level
+            )
         responses.append(response)
+
     outcomes = score_responses(KNOWN, responses)
     return [
-        MeasuredAnswer(scored, count)
-        for scored, count in zip(outcomes.scored, in_flight, strict=True)
+        MeasuredAnswer(scored, in_flight_count)
+        for scored, in_flight_count in zip(outcomes.scored, in_flight, strict=True)
     ]
 
 
 def finds_in_run(defects: Defects) -> bool:
-    """Return whether one run with a load that rises and falls shows a dependence on the load."""
+    """Return whether one run with a varying load finds more wrong responses at higher loads."""
+    checked_count = int(RUN_REQUESTS * CHECK_SHARE)
     rng = np.random.default_rng(defects.always.seed)
-    checked = int(RUN_REQUESTS * CHECK_SHARE)
-    in_flight = rng.integers(1, MAX_IN_FLIGHT + 1, checked).tolist()
-    dependence = find_load_dependence(measure_responses(in_flight, defects))
+    in_flight = rng.integers(1, MAX_IN_FLIGHT + 1, checked_count).tolist()
+
+    answers = measure_responses(in_flight, defects)
+    dependence = find_load_dependence(answers)
     return dependence is not None and dependence.is_worse
 
 
 def finds_in_sweep(defects: Defects) -> bool:
-    """Return whether a sweep shows a dependence on the load."""
-    checked = int(REQUESTS_PER_POINT * CHECK_SHARE)
-    in_flight = [count for count in SWEEP_CONCURRENCIES for _ in range(checked)]
+    """Return whether a sweep over several loads finds more wrong responses at higher loads."""
+    checked_per_point = int(REQUESTS_PER_POINT * CHECK_SHARE)
+    in_flight: list[int] = []
+    for concurrency in SWEEP_CONCURRENCIES:
+        in_flight += [concurrency] * checked_per_point
     answers = measure_responses(in_flight, defects)
-    points = [
-        create_point(
-            concurrency,
-            summarize_answers([answer for answer in answers if answer.in_flight == concurrency]),
-        )
-        for concurrency in SWEEP_CONCURRENCIES
-    ]
+
+    points = []
+    for concurrency in SWEEP_CONCURRENCIES:
+        answers_of_point = [answer for answer in answers if answer.in_flight == concurrency]
+        points.append(create_point(concurrency, summarize_answers(answers_of_point)))
+
     comparison = compare_load_points(points)
     return comparison is not None and comparison.is_worse
 
@@ -141,38 +168,49 @@ def create_point(concurrency: int, answers: AnswerScores) -> LoadPointResult:
 
 
 def differs_from_reference(changed_share: float, own_variation: float, seed: int) -> bool:
-    """Return whether 500 responses of a server differ from those of the reference server.
+    """Return whether a test finds that a server's responses differ from a reference server's.
 
     Args:
         changed_share: The fraction of words that the model of the server chooses differently.
-        own_variation: The fraction of responses that differ without a defect.
+        own_variation: The fraction of responses that differ without a defect, on both servers.
         seed: Decides all texts and differences.
     """
     rng = np.random.default_rng(seed)
     known_answers = []
     responses = []
     for question in range(QUESTIONS):
-        text = " ".join(f"w{number}" for number in rng.integers(0, 50_000, RESPONSE_WORDS))
-        references = tuple(vary(text, rng, own_variation, question) for _ in range(2))
-        response = vary(text, rng, own_variation, question)
-        changed = response
-        if changed_share:
-            changed = change_words(response, changed_share, seed, question)
-        known_answers.append(
-            KnownAnswer(check="similarity", row=question + 1, references=references)
-        )
-        responses.append(RecordedResponse(slot=question, question=question, text=changed))
+        word_numbers = rng.integers(0, VOCABULARY_SIZE, RESPONSE_WORDS)
+        text = " ".join(f"w{number}" for number in word_numbers)
 
-    comparison = compare_with_reference(score_responses(known_answers, responses).scored)
+        first_reference = vary(text, rng, own_variation, question)
+        second_reference = vary(text, rng, own_variation, question)
+        references = (first_reference, second_reference)
+        known = KnownAnswer(check="similarity", row=question + 1, references=references)
+        known_answers.append(known)
+
+        response_text = vary(text, rng, own_variation, question)
+        if changed_share:
+            response_text = change_words(response_text, changed_share, seed, question)
+        response = RecordedResponse(slot=question, question=question, text=response_text)
+        responses.append(response)
+
+    outcomes = score_responses(known_answers, responses)
+    comparison = compare_with_reference(outcomes.scored)
     return comparison is not None and comparison.is_different
 
 
 def vary(text: str, rng: np.random.Generator, share: float, question: int) -> str:
-    """Return the text as the same server gives it another time, in some cases with changes."""
-    if rng.random() >= share:
+    """Return the response of the same server to the same question at another time.
+
+    With the probability `share`, the words after a random position differ from `text`.
+    """
+    is_unchanged = rng.random() >= share
+    if is_unchanged:
         return text
+
     seed = FIRST_VARIATION_SEED + int(rng.integers(0, 2**31))
-    return change_words(text, 2 / RESPONSE_WORDS, seed, question)
+    changed_words_share = 2 / RESPONSE_WORDS
+    return change_words(text, changed_words_share, seed, question)
 
 
 class Case(NamedTuple):
@@ -185,11 +223,17 @@ class Case(NamedTuple):
 
 
 def list_load_cases() -> Iterator[Case]:
-    """Yield the cases with errors above a load, and those without any or with errors everywhere."""
-    for load, finds in (("one run", finds_in_run), ("sweep", finds_in_sweep)):
+    """Yield a case for each kind of load and each set of defects of a simulated server.
+
+    Only wrong responses above a load are a defect to find. Others must not cause an alarm.
+    """
+    finds_in_load = {"one run": finds_in_run, "sweep": finds_in_sweep}
+    for load, finds_defects in finds_in_load.items():
         for planted, defects_of_seed in PLANTED_DEFECTS.items():
-            is_defect = defects_of_seed(0).above_level.wrong_share > 0
-            yield Case(planted, load, is_defect, partial(find_planted, finds, defects_of_seed))
+            example = defects_of_seed(0)
+            is_defect = example.above_level.wrong_share > 0
+            finds = partial(find_planted, finds_defects, defects_of_seed)
+            yield Case(planted, load, is_defect, finds)
 
 
 def find_planted(
@@ -222,12 +266,16 @@ CHANGED_SHARES = {
 
 
 def list_reference_cases() -> Iterator[Case]:
-    """Yield the comparisons with a reference, for servers without and with own variation."""
+    """Yield a case for each share of words that differ from those of a reference server.
+
+    The cases are repeated for servers whose responses also differ without any defect.
+    """
     for own_variation in (0.0, OWN_VARIATION):
         suffix = ", own variation" if own_variation else ""
         for planted, changed_share in CHANGED_SHARES.items():
+            is_defect = changed_share > 0
             finds = partial(differs_from_reference, changed_share, own_variation)
-            yield Case(planted + suffix, "500 prompts", changed_share > 0, finds)
+            yield Case(planted + suffix, "500 prompts", is_defect, finds)
 
 
 def main() -> None:
@@ -237,12 +285,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = rig.parse_arguments(parser, seeds=2)
 
+    cases = [*list_load_cases(), *list_reference_cases()]
+    seeds = range(args.seeds)
     rows = []
     with multiprocessing.Pool(args.jobs) as pool:
-        for case in (*list_load_cases(), *list_reference_cases()):
-            found = sum(pool.map(case.finds, range(args.seeds), chunksize=1))
+        for case in cases:
+            outcomes = pool.map(case.finds, seeds, chunksize=1)
+            found_count = sum(outcomes)
             kind = "found" if case.is_defect else "false alarms"
-            rows.append([case.planted, case.load, kind, f"{found} of {args.seeds}"])
+            rows.append([case.planted, case.load, kind, f"{found_count} of {args.seeds}"])
     print(rig.format_table(["planted", "load", "", "seeds"], rows))
 
 
