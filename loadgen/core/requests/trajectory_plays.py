@@ -121,19 +121,20 @@ class TrajectoryPlays:
         return counts
 
     def pass_of(self, play: Play) -> int:
-        """Return how many times the complete data set had been sent before a play."""
+        """Return how many times the complete data set was sent before a play."""
         return play.number // len(self._order)
 
     def _play_cache_fill(self, number: int) -> Play:
-        """Return the play that sends only the drawn turn, so that the server caches its prompt."""
-        trajectory = self._draw_splittable_trajectory(number)
+        """Return the play of a session that sends one random turn, to fill the server's cache."""
+        trajectory = self._find_split_trajectory(number)
         first_turn = self._draw_first_turn(number, trajectory)
         return Play(number, trajectory, first_turn, turn_count=1, fills_cache=True)
 
     def _play_after_cache_fill(self, number: int) -> Play:
-        """Return the play that sends all turns after the one that filled the cache."""
-        trajectory = self._draw_splittable_trajectory(number)
-        first_turn = self._draw_first_turn(number, trajectory) + 1
+        """Return the play of a session that continues after the turn that filled the cache."""
+        trajectory = self._find_split_trajectory(number)
+        cache_fill_turn = self._draw_first_turn(number, trajectory)
+        first_turn = cache_fill_turn + 1
         turn_count = int(self.data.turn_counts[trajectory]) - first_turn
         return Play(number, trajectory, first_turn, turn_count)
 
@@ -143,9 +144,13 @@ class TrajectoryPlays:
         turn_count = int(self.data.turn_counts[trajectory])
         return Play(number, trajectory, first_turn=0, turn_count=turn_count)
 
-    def _draw_splittable_trajectory(self, number: int) -> int:
-        """Return the index of the recorded session of a play that begins in the middle."""
-        return int(self._splittable[number % len(self._splittable)])
+    def _find_split_trajectory(self, number: int) -> int:
+        """Return the index of the recorded session of a play that begins in the middle.
+
+        The recorded sessions with at least two turns are used in order, and then from the first.
+        """
+        position = number % len(self._splittable)
+        return int(self._splittable[position])
 
     def _draw_first_turn(self, number: int, trajectory: int) -> int:
         """Return a random turn of a recorded session that has at least one turn after it.
