@@ -46,7 +46,7 @@ HARD_SHARE = 0.2
 ALWAYS_WRONG = AnswerDefects(wrong_share=1.0)
 RESPONSE_WORDS = 64
 VOCABULARY_SIZE = 50_000
-OWN_VARIATION = 0.2
+NATURAL_VARIATION = 0.2
 """The share of responses that differ from those of the same server without any defect."""
 FIRST_VARIATION_SEED = 1_000_000
 """Seeds of own variation differ from those of defects, which count from 0."""
@@ -167,12 +167,12 @@ def create_point(concurrency: int, answers: AnswerScores) -> LoadPointResult:
     )
 
 
-def differs_from_reference(changed_share: float, own_variation: float, seed: int) -> bool:
+def differs_from_reference(changed_share: float, natural_variation: float, seed: int) -> bool:
     """Return whether a test finds that a server's responses differ from a reference server's.
 
     Args:
         changed_share: The fraction of words that the model of the server chooses differently.
-        own_variation: The fraction of responses that differ without a defect, on both servers.
+        natural_variation: The fraction of responses that differ without a defect, on both servers.
         seed: Decides all texts and differences.
     """
     rng = np.random.default_rng(seed)
@@ -182,13 +182,13 @@ def differs_from_reference(changed_share: float, own_variation: float, seed: int
         word_numbers = rng.integers(0, VOCABULARY_SIZE, RESPONSE_WORDS)
         text = " ".join(f"w{number}" for number in word_numbers)
 
-        first_reference = vary(text, rng, own_variation, question)
-        second_reference = vary(text, rng, own_variation, question)
+        first_reference = vary(text, rng, natural_variation, question)
+        second_reference = vary(text, rng, natural_variation, question)
         references = (first_reference, second_reference)
         known = KnownAnswer(check="similarity", row=question + 1, references=references)
         known_answers.append(known)
 
-        response_text = vary(text, rng, own_variation, question)
+        response_text = vary(text, rng, natural_variation, question)
         if changed_share:
             response_text = change_words(response_text, changed_share, seed, question)
         response = RecordedResponse(slot=question, question=question, text=response_text)
@@ -270,11 +270,11 @@ def list_reference_cases() -> Iterator[Case]:
 
     The cases are repeated for servers whose responses also differ without any defect.
     """
-    for own_variation in (0.0, OWN_VARIATION):
-        suffix = ", own variation" if own_variation else ""
+    for natural_variation in (0.0, NATURAL_VARIATION):
+        suffix = ", own variation" if natural_variation else ""
         for planted, changed_share in CHANGED_SHARES.items():
             is_defect = changed_share > 0
-            finds = partial(differs_from_reference, changed_share, own_variation)
+            finds = partial(differs_from_reference, changed_share, natural_variation)
             yield Case(planted + suffix, "500 prompts", is_defect, finds)
 
 
