@@ -356,12 +356,23 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
     return values
 
 
+_SYNONYMS_OF_SET_KEYS = {
+    "start": "trajectory_start",
+    "end": "trajectory_end",
+    "history": "trajectory_history",
+}
+"""Maps keys of trajectories in a workload file to the keys of `--set` with the same effect."""
+
+
 def _unknown_set_key(name: str, pair: str, set_keys: Mapping[str, Option]) -> UserError:
     """Return the error for a key of `--set`, which may be an option with a flag of its own."""
     if name in COMMAND_OPTIONS:
         hint = f"did you mean --{name.replace('_', '-')}?"
     else:
-        hint = did_you_mean(name, list(set_keys))
+        synonyms = {
+            other_name: key for other_name, key in _SYNONYMS_OF_SET_KEYS.items() if key in set_keys
+        }
+        hint = did_you_mean(name, list(set_keys), synonyms)
     return UserError("unknown_name", f"unknown key: {name}", f"--set {pair}", hint)
 
 

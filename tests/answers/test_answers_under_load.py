@@ -12,9 +12,12 @@ import servers
 from command_line import exits
 
 from loadgen.core import run_folder
+from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.results.answer_files import RecordedResponse, WrongAnswer
 from loadgen.core.results.json_files import decode_json_lines
+from loadgen.core.workload import read_flags
+from loadgen.core.workload.loading import load_from_options
 from loadgen.search import sweep_kind
 from loadgen.sim.server.options import Options
 
@@ -176,6 +179,7 @@ def test_a_run_without_a_request_has_no_score(tmp_path: Path) -> None:
         ('{"prompt": "What?", "answer": "x", "check": "poem"}\n', ()),
         ('{"prompt": "What?", "schema": {"type": "nothing"}}\n', ()),
         ('{"prompt": "What?", "answer": "x"}\n', ("--check-share", "0%")),
+        ('{"prompt": "What?", "answer": "x"}\n', ("--check-share", "100%")),
         ('{"prompt": "What?", "answer": "x"}\n', ("--check-share", "many")),
         (None, ()),
         (None, ("--check-share", "5%")),
@@ -189,6 +193,17 @@ def test_wrong_questions_and_options_are_refused(
         file.write_text(content)
     url = ("--url", "sim:gb300-vm", "--check-answers", str(file))
     assert exits("run", "qa", *url, "-d", "5s", "-o", str(tmp_path / "out"), *options) == 2
+
+
+@pytest.mark.parametrize("share", ["0%", "100%"])
+def test_the_error_for_a_share_names_the_option_and_its_value(tmp_path: Path, share: str) -> None:
+    questions = write_questions(tmp_path / "questions.jsonl")
+    options = read_flags(concurrency="2", check_answers=str(questions), check_share=share)
+    with pytest.raises(CombinedError) as caught:
+        load_from_options("qa", None, options)
+    (error,) = caught.value.errors
+    assert error.code == "out_of_range"
+    assert error.message.startswith(f"--check-share {share} ")
 
 
 def test_a_share_without_questions_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
             "unknown option: --percentiles",
             "--set percentiles=",
         ),
+        (["run", "rag", "--set", "start=middle"], "unknown key: start", '"trajectory_start"'),
         (["run", "rag", "--qps", "5"], "unknown option: --qps", "did you mean --request-rate?"),
         (["run", "rag", "--users", "5"], "unknown option: --users", "loadgen size"),
         (["run", "rag", "--port", "8000"], "unknown option: --port", "--url http://HOST:PORT"),

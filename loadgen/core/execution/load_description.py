@@ -15,6 +15,7 @@ from loadgen.core.execution.context import OversizedRequests, find_oversized_req
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.plan_notes import (
     ASSUMED_REQUESTS,
+    lost_keys_notes,
     repeated_rows_notes,
     replaced_stages_notes,
     trace_notes,
@@ -296,6 +297,7 @@ def _format_range(values: Iterable[int]) -> str:
 def _notes(workload: Workload, prompts: Prompts, schedule: Schedule) -> Iterator[str]:
     """Yield the notes on a load that are known before its targets are probed."""
     yield from replaced_stages_notes(workload)
+    yield from lost_keys_notes(workload)
     yield from trace_notes(workload)
     yield from prompts.warnings(schedule.slot_count or ASSUMED_REQUESTS)
     yield from repeated_rows_notes(prompts, schedule.slot_count)

@@ -53,6 +53,7 @@ def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
 
     yield from coded_sentences
     yield from replaced_stages_notes(job.workload)
+    yield from lost_keys_notes(job.workload)
     yield from trace_notes(job.workload)
     probe_notes = [note for result in job.probe_results for note in result.warnings]
     yield from dict.fromkeys(probe_notes)  # Several targets may have the same note.
@@ -113,6 +114,20 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
         f"{', '.join(stage_names)}"
     )
     return [note]
+
+
+def lost_keys_notes(workload: Workload) -> list[str]:
+    """Return a note if the file has keys for recorded sessions, and other requests are sent.
+
+    A trace or a data set of the command line replaces the recorded sessions of the file.
+    """
+    if not workload.lost_trajectory_keys:
+        return []
+    keys = ", ".join(workload.lost_trajectory_keys)
+    return [
+        f"the requests of the command line replace the trajectories of the file, so these keys of "
+        f"the file have no effect: {keys}"
+    ]
 
 
 def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:

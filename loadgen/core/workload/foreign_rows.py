@@ -89,7 +89,7 @@ def _convert_user_messages(row: Row, first_message: str) -> ConvertedRow:
     """Convert a row with a list of user messages to one whose prompt is the first of them."""
     converted = _without(row, [TURNS_FIELD])
     converted["prompt"] = first_message
-    return ConvertedRow(converted, f"the first user message of each `{TURNS_FIELD}` is sent")
+    return ConvertedRow(converted, f"the first user message of each list `{TURNS_FIELD}` is sent")
 
 
 def _convert_conversation(row: Row, field: str) -> ConvertedRow:
@@ -97,7 +97,8 @@ def _convert_conversation(row: Row, field: str) -> ConvertedRow:
     question = _find_first_question(row[field], field)
     return ConvertedRow(
         _without(row, [field]) | {"messages": question.messages},
-        f"the first question of each `{field}` is sent, with the length of its recorded response",
+        f"the first question of each conversation (`{field}`) is sent, with the length of its "
+        "recorded response",
         question.recorded_response,
     )
 

@@ -23,6 +23,7 @@ from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.flags import Overrides, read_flags
 from loadgen.core.workload.overrides import apply_overrides
 from loadgen.core.workload.schema import TRACE_KEYS, Workload, WorkloadFile
+from loadgen.core.workload.trajectory_overrides import keep_trajectory_fields
 from loadgen.core.workload.workload_files import (
     find_workload,
     packaged_files,
@@ -236,6 +237,9 @@ def workload_from_dataset(
 ) -> Workload:
     """Return the workload that sends the rows of a data set, changed by the options.
 
+    If the base sends recorded sessions and the data set has some, the data set replaces only the
+    one of the base. The other keys of its requests, such as `start`, are kept.
+
     Args:
         dataset: A file, or a data set of Hugging Face (`hf:ORG/NAME`).
         overrides: The options.
@@ -245,7 +249,8 @@ def workload_from_dataset(
         CombinedError: All mistakes in the data set, the base and the options.
     """
     source = _locate_dataset(str(dataset))
-    requests = {_key_of_dataset(source, overrides): source.path_or_name}
+    key_of_dataset = _key_of_dataset(source, overrides, base)
+    requests = {key_of_dataset: source.path_or_name}
     if base is None:
         return workload_from_mapping(
             {"name": source.short_name, "requests": requests}, overrides, f"--dataset {dataset}"
@@ -258,16 +263,31 @@ def workload_from_dataset(
     return load(base, overrides, replaced_fields={"requests": data_workload.requests})
 
 
-def _key_of_dataset(source: _DatasetSource, overrides: Overrides) -> str:
+def _key_of_dataset(source: _DatasetSource, overrides: Overrides, base: str | None) -> str:
     """Return the key of requests for a data set: `from` for its rows, or `trajectories`.
 
     A data set with one message per row can only be sent session by session. For any other one, the
-    option `--set turns=all` decides.
+    option `--set turns=` decides. Without it, all turns are sent if the base sends recorded
+    sessions and the data set has some.
     """
-    from loadgen.core.workload.trajectory_data import has_message_rows
+    from loadgen.core.workload.trajectory_data import has_message_rows, has_session_rows
 
     sends_all_turns = overrides.turns == "all" or has_message_rows(source.path_or_name)
+    if overrides.turns is None and base is not None and _sends_trajectories(base):
+        sends_all_turns = has_session_rows(source.path_or_name)
     return "trajectories" if sends_all_turns else "from"
+
+
+def _sends_trajectories(base: str) -> bool:
+    """Return True if the requests of a workload file or name are recorded sessions.
+
+    Return False if it is not valid YAML: all mistakes in it are reported later, when it is loaded.
+    """
+    document = read_yaml(read_workload_text(base), base, os.environ)
+    if document.errors:
+        return False
+    requests = document.mapping.get("requests")
+    return isinstance(requests, Mapping) and "trajectories" in requests
 
 
 class _DatasetSource(NamedTuple):
@@ -323,14 +343,27 @@ def load_from_options(
         hint = "give either --trace or --dataset"
         raise CombinedError([UserError("conflict", problem, f"--dataset {dataset}", hint)])
 
-    if trace is not None:
-        return workload_from_trace(trace, overrides, path_or_name)
     if dataset is not None:
         return workload_from_dataset(dataset, overrides, path_or_name)
+
+    overrides = _refuse_turns_without_dataset(overrides)
+    if trace is not None:
+        return workload_from_trace(trace, overrides, path_or_name)
     if path_or_name is None:
         return _workload_from_lengths(overrides)
 
     return load(path_or_name, overrides)
+
+
+def _refuse_turns_without_dataset(overrides: Overrides) -> Overrides:
+    """Return the options of a command line without a data set, with an error for `--set turns`."""
+    if overrides.turns is None:
+        return overrides
+
+    problem = "only a data set of the option --dataset can be sent with its first turns or all"
+    hint = "add --dataset FILE, or leave the option out: trajectories are sent with all turns"
+    error = UserError("no_effect", problem, f"--set turns={overrides.turns}", hint)
+    return replace(overrides, errors=(*overrides.errors, error))
 
 
 def _workload_from_lengths(overrides: Overrides) -> Workload:
@@ -412,7 +445,8 @@ def _build_workload(
         _remove_trace_block(document.mapping)
 
     workload_file = _validate_workload_file(source, overrides, errors)
-    workload = Workload.from_file(workload_file, source.text, replaced_fields or {})
+    new_fields = keep_trajectory_fields(workload_file.requests, replaced_fields or {})
+    workload = Workload.from_file(workload_file, source.text, new_fields)
     workload = apply_overrides(workload, overrides, errors)
     errors.raise_if_any()
 

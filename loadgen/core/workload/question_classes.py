@@ -65,8 +65,9 @@ def _check_options(requests: Requests, path: Path, share: float, errors: Documen
         return False
 
     if not 0 < share < 1:
-        problem = "is not between 0 % and 100 %"
-        errors.add_option("out_of_range", problem, f"--check-share {share * 100:g}%", "use 5%")
+        option_with_share = f"--check-share {share * 100:g}%"
+        problem = f"{option_with_share} is not above 0 % and below 100 %"
+        errors.add_option("out_of_range", problem, option_with_share, "use 5%")
         return False
 
     is_replay_of_sessions = isinstance(requests, FromTrace) and requests.replay == "sessions"

@@ -152,6 +152,8 @@ class Workload(WorkloadFile):
     source_text: str = ""
     # The names of the measured stages that one stage of the command line replaced.
     replaced_stages: tuple[str, ...] = ()
+    # The keys of the recorded sessions of the file, if other requests replaced these sessions.
+    lost_trajectory_keys: tuple[str, ...] = ()
 
     @classmethod
     def from_file(

@@ -39,6 +39,9 @@ from loadgen.core.workload.trajectory_rows import (
     read_session_name,
 )
 
+EXAMPLE_ROW = '{"conversation_id": "c1", "turn": 1, "role": "user", "content": "Hello"}'
+"""The smallest data set with a session, for hints."""
+
 DATA_SETS_CACHED = 4
 TRAJECTORIES_CACHED = 256
 """Virtual users send turns of the same trajectories again and again."""
@@ -159,7 +162,7 @@ class _DataSetReader:
         if self._errors:
             raise CombinedError(self._errors)
         if not self.store.turn_counts:
-            hint = 'write rows like {"conversation_id": "c1", "turn": 1, "role": "user", ...}'
+            hint = f"write rows like {EXAMPLE_ROW}"
             raise UserError("empty_file", "the file has no sessions", str(self._path), hint)
 
         if not self._empty_conversations:
@@ -275,6 +278,24 @@ def has_message_rows(path: str | Path) -> bool:
     except (LoadgenError, OSError):
         return False
     return has_one_message_per_row(first_row)
+
+
+def has_session_rows(path: str | Path) -> bool:
+    """Return True if the rows of a data set are recorded sessions, or single messages of sessions.
+
+    The first row decides. Return True also for a file that has no rows or cannot be read: the
+    caller reads the rows later, and that reports the error.
+    """
+    try:
+        files, _ = data_files.resolve_data_set(Path(path))
+        first_row = next(_iterate_rows(files[0]), None)
+        if first_row is not None and not has_one_message_per_row(first_row):
+            parse_session_row(first_row)
+    except BadRowError:
+        return False
+    except (LoadgenError, OSError):
+        return True
+    return True
 
 
 def _iterate_rows(file: Path) -> Iterator[Mapping[str, Any]]:

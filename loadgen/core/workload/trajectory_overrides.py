@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from loadgen.core.workload.diagnostics import DocumentErrors
 from loadgen.core.workload.distributions import FixedTokens
 from loadgen.core.workload.flags import Overrides
@@ -49,6 +51,36 @@ def refuse_trajectory_options(overrides: Overrides, errors: DocumentErrors) -> N
         errors.add_option("no_effect", problem, f"--set {OPTION_OF_FIELD[field]}", hint)
 
 
+def keep_trajectory_fields(
+    requests_of_file: object, new_fields: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return the fields that replace those of a workload file, with the settings of its sessions.
+
+    If the file sends recorded sessions and the new requests are recorded sessions, too, only the
+    data set is replaced. If the new requests are others, the names of the settings that are lost
+    are added as the field `lost_trajectory_keys`, from which a note for the user is written.
+
+    Args:
+        requests_of_file: The requests of the workload file.
+        new_fields: Valid fields by name, such as the requests of a data set.
+    """
+    new_requests = new_fields.get("requests")
+    if new_requests is None or not isinstance(requests_of_file, Trajectories):
+        return new_fields
+
+    if isinstance(new_requests, Trajectories):
+        data_set = {"trajectories": new_requests.trajectories}
+        return {**new_fields, "requests": requests_of_file.model_copy(update=data_set)}
+
+    fields_of_file = requests_of_file.model_fields_set - {"trajectories"}
+    lost_keys = [
+        info.validation_alias or name
+        for name, info in Trajectories.model_fields.items()
+        if name in fields_of_file
+    ]
+    return {**new_fields, "lost_trajectory_keys": tuple(lost_keys)}
+
+
 def check_trajectory_stages(
     requests: Trajectories, stages: list[Stage], errors: DocumentErrors
 ) -> None:
@@ -71,7 +103,10 @@ def check_trajectory_stages(
         has_sessions_of_users = isinstance(last_stage.arrival, Closed) and last_stage.count
         if not has_sessions_of_users:
             problem = "only a closed loop with a number of sessions can end with its first user"
-            hint = "use --concurrency 8 --num-requests 100 without a duration"
+            hint = (
+                "remove end: first, or run it with --concurrency 8 --num-requests 100 and without "
+                "a duration"
+            )
             errors.add_file_error("conflict", problem, hint)
 
 

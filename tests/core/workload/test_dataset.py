@@ -301,7 +301,7 @@ QUESTIONS = [
             text,
             json.dumps(SHAREGPT, indent=1),
             [2, 2],
-            "the first question of each `conversations`",
+            "the first question of each conversation (`conversations`)",
         ),
         (
             "share.jsonl",

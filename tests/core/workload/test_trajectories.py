@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.errors import MAX_ERRORS, CombinedError, UserError
+from loadgen.core.execution.plan_notes import lost_keys_notes
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import AssistantTurn
 from loadgen.core.requests.tokenizer import load_tokenizer
@@ -20,7 +21,11 @@ from loadgen.core.requests.trajectory_prompts import TrajectoryPrompts
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import Workload, read_flags, recipe_fingerprint
 from loadgen.core.workload.cache_fill import with_cache_fill
-from loadgen.core.workload.loading import workload_from_dataset, workload_from_mapping
+from loadgen.core.workload.loading import (
+    load_from_options,
+    workload_from_dataset,
+    workload_from_mapping,
+)
 from loadgen.core.workload.row_errors import BadRowError
 from loadgen.core.workload.trajectory_data import read_trajectories
 from loadgen.core.workload.trajectory_rows import parse_session_row
@@ -414,6 +419,13 @@ def test_options_that_do_not_fit_are_refused(tmp_path, flags, code):
         )
 
 
+def test_a_load_with_a_duration_can_be_mended_by_removing_the_end(tmp_path):
+    with pytest.raises(CombinedError) as caught:
+        load_from_options(workload_file(tmp_path), None, read_flags(duration="9s"))
+    (error,) = caught.value.errors
+    assert "end: first" in error.hint
+
+
 def test_options_for_sessions_need_sessions(tmp_path):
     rows = written(tmp_path, [{"prompt": "One?"}])
     with refused(CombinedError, "no_effect"):
@@ -443,3 +455,55 @@ def test_random_first_turns_are_drawn_evenly(tmp_path):
     assert counts[10] == 0, "at least one turn follows"
     assert counts[:10].min() > 150
     assert counts[:10].max() < 250
+
+
+# -- a data set on the command line, with a workload file that has trajectories ------------------
+
+
+def workload_file(folder: Path) -> str:
+    """Write a workload with recorded sessions, and return its path."""
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in agent()))
+    requests = "{trajectories: own.jsonl, start: middle, idle_cap: 10s, salt: pass, end: first}"
+    stages = "[{arrival: {closed: 2}, count: 10}]"
+    path = folder / "sessions.yaml"
+    path.write_text(f"name: own\nrequests: {requests}\nstages: {stages}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("rows", [[{"turns": ["One?", "Two?"]}], agent("z")])
+def test_another_data_set_keeps_the_keys_of_the_sessions_of_the_file(tmp_path, rows):
+    base = workload_file(tmp_path)
+    data_set = written(tmp_path, rows)
+    workload = load_from_options(base, None, read_flags(), data_set)
+
+    requests: Any = workload.requests
+    assert requests.trajectories == data_set
+    assert (requests.start, requests.end, requests.salt) == ("middle", "first", "pass")
+    assert requests.idle_cap_ns == 10 * S
+    assert not lost_keys_notes(workload)
+
+
+def test_a_note_names_the_keys_that_single_prompts_do_not_have(tmp_path):
+    base = workload_file(tmp_path)
+    prompts = written(tmp_path, [{"prompt": "One?"}])
+    (tmp_path / "turns").mkdir()
+    turns = written(tmp_path / "turns", [{"turns": ["One?", "Two?"]}])
+
+    for data_set, flags in ((prompts, {}), (turns, {"turns": "first"})):
+        workload = load_from_options(base, None, read_flags(**flags), data_set)
+        assert workload.lost_trajectory_keys == ("start", "end", "idle_cap", "salt")
+        (note,) = lost_keys_notes(workload)
+        assert "start, end, idle_cap, salt" in note
+
+
+@pytest.mark.parametrize("turns", ["first", "all"])
+def test_turns_are_only_chosen_for_a_data_set_of_the_command_line(tmp_path, turns):
+    with refused(CombinedError, "no_effect"):
+        load_from_options(workload_file(tmp_path), None, read_flags(turns=turns))
+
+
+def test_an_empty_data_set_gets_an_example_that_is_read(tmp_path):
+    with pytest.raises(CombinedError) as caught:
+        load_from_options(workload_file(tmp_path), None, read_flags(), written(tmp_path, []))
+    example = caught.value.errors[0].hint.removeprefix("write rows like ")
+    assert len(read_trajectories(written(tmp_path, [json.loads(example)]))) == 1
