@@ -757,19 +757,21 @@ def detect_queue_of_all(case: Case) -> Cause | None:
     - If the server reports how long requests waited, one sign is enough.
     - Otherwise both signs are needed, and the queue is only a possible cause.
     """
-    growth_text = _describe_ttft_growth(case)  # "" if TTFT does not grow
-    has_grown = bool(growth_text)
-    is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
+    growth_text = _describe_ttft_growth(case)
+    has_ttft_grown = growth_text != ""
+    is_limit_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
 
     is_queue_reported = bool(case.requests.is_known("server_queue_ns").all())
-    if is_queue_reported and (has_grown or is_ttft_missed):
-        return _cause_by_reported_queue(case, growth_text)
+    if is_queue_reported:
+        has_sign = has_ttft_grown or is_limit_missed
+        return _cause_by_reported_queue(case, growth_text) if has_sign else None
 
-    if not is_queue_reported and has_grown and is_ttft_missed:
-        evidence = f"all requests waited in the server, probably in its queue; {growth_text}"
-        return make_cause("queue", share=1.0, evidence=evidence, sure="possible")
+    has_both_signs = has_ttft_grown and is_limit_missed
+    if not has_both_signs:
+        return None
 
-    return None
+    evidence = f"all requests waited in the server, probably in its queue; {growth_text}"
+    return make_cause("queue", share=1.0, evidence=evidence, sure="possible")
 
 
 def _cause_by_reported_queue(case: Case, growth_text: str) -> Cause | None:
@@ -836,7 +838,7 @@ def detect_large_batches(case: Case) -> Cause | None:
     if batches.large.median_tpot_ms >= clearly_higher_ms:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
-        cause = _cause_at_any_batch_size(known_tpot_ns, batches, limit_ms)
+        cause = _cause_by_equal_tpot(known_tpot_ns, batches, limit_ms)
 
     return cause if cause.share >= CLEAR_SHARE else None
 
@@ -907,9 +909,11 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     small = batches.small
     large = batches.large
 
-    # Half way between both medians by factors: 10 ms and 40 ms have their middle at 20 ms.
-    middle_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5
-    separation = _measure_separation(small.tpot_ns, large.tpot_ns, threshold_ns=middle_ms * 1e6)
+    # The geometric mean of 10 ms and 40 ms is 20 ms, which is twice 10 ms and half of 40 ms.
+    geometric_mean_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5
+    separation = _measure_separation(
+        small.tpot_ns, large.tpot_ns, threshold_ns=geometric_mean_ms * 1e6
+    )
 
     evidence = (
         f"TPOT was {small.median_tpot_ms:,.4g} ms with {small.median_size:,} requests in decode "
@@ -919,11 +923,12 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     return make_cause("batch", separation, evidence)
 
 
-def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
-    """Return batches as a possible cause of a missed TPOT limit: TPOT is the same at any size.
+def _cause_by_equal_tpot(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
+    """Return batches as a possible cause of a missed limit of the time per output token (TPOT).
 
-    Either all batches are too large, because the load is too high, or the server cannot decode
-    faster. The share of the cause is that of the requests with a TPOT near the median.
+    This is for a TPOT that is not clearly higher in large batches than in small ones. Either all
+    batches are too large, because the load is too high, or the server cannot decode faster. The
+    share of the cause is the share of the requests with a TPOT near the median.
 
     Args:
         tpot_ns: The TPOT of each request.
@@ -935,9 +940,12 @@ def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms:
     is_near_median = relative_differences < _NEAR_MEDIAN
     share_near_median = float(is_near_median.mean())
 
+    median_ms = median_ns / 1e6
+    small_size = batches.small.median_size
+    large_size = batches.large.median_size
     evidence = (
-        f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with "
-        f"{batches.small.median_size:,} to {batches.large.median_size:,} in decode "
+        f"TPOT was about {median_ms:,.4g} ms for nearly all requests, with "
+        f"{small_size:,} to {large_size:,} in decode "
         f"(limit {limit_ms:,.4g} ms); the load or the server's own speed"
     )
 

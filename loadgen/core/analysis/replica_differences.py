@@ -272,38 +272,42 @@ def _assign_short_blocks(
     return block_of_request
 
 
-def _select_requests(nodes: _Nodes, short_blocks: NDArray[np.int8]) -> _Selection:
+def _select_requests(nodes: _Nodes, block_of_request: NDArray[np.int8]) -> _Selection:
     """Return the requests in the steady-state window, and the nodes that have enough requests.
+
+    A node needs MIN_PER_NODE requests in the window. A node with fewer requests is not compared.
 
     Args:
         nodes: All nodes, with the node of each request.
-        short_blocks: The block of time of each request, from 0 to SHORT_BLOCKS - 1, or
-            OUTSIDE_WINDOW.
+        block_of_request: The block of time of each request, or OUTSIDE_WINDOW.
     """
-    rows_in_window = as_selection(short_blocks != OUTSIDE_WINDOW)
+    rows_in_window = as_selection(block_of_request != OUTSIDE_WINDOW)
     node_of_request = nodes.index_of_request[rows_in_window]
-    request_counts = np.bincount(node_of_request, minlength=len(nodes.names))
-    has_enough = request_counts >= MIN_PER_NODE
 
-    # Nodes without enough requests are left out, so the remaining nodes get new indexes.
-    new_index_of_node = _number_selected(has_enough)
+    request_count_of_node = np.bincount(node_of_request, minlength=len(nodes.names))
+    is_compared = request_count_of_node >= MIN_PER_NODE
+    compared_nodes = np.flatnonzero(is_compared)
+    left_out_nodes = np.flatnonzero(~is_compared)
+
+    # The compared nodes are numbered without gaps: the index of a node in the new list of names.
+    new_index_of_node = _number_without_gaps(is_compared)
 
     return _Selection(
         rows=rows_in_window,
         node_index=new_index_of_node[node_of_request],
-        short_block=short_blocks[rows_in_window],
-        names=[nodes.names[index] for index in np.flatnonzero(has_enough)],
-        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~has_enough)),
+        short_block=block_of_request[rows_in_window],
+        names=[nodes.names[index] for index in compared_nodes],
+        left_out=tuple(nodes.names[index] for index in left_out_nodes),
     )
 
 
-def _number_selected(is_selected: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the numbers of the selected nodes, from 0 on, and NOT_COMPARED for other nodes.
+def _number_without_gaps(is_compared: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the numbers 0, 1, 2 and so on for the compared nodes, and NOT_COMPARED for others.
 
-    If the second of three nodes is not selected, the result is [0, NOT_COMPARED, 1].
+    If the second of three nodes is not compared, the result is [0, NOT_COMPARED, 1].
     """
-    numbers = np.full(len(is_selected), NOT_COMPARED, np.int32)
-    numbers[is_selected] = np.arange(np.count_nonzero(is_selected))
+    numbers = np.full(len(is_compared), NOT_COMPARED, np.int32)
+    numbers[is_compared] = np.arange(np.count_nonzero(is_compared))
     return numbers
 
 
@@ -313,24 +317,32 @@ def _compare_metrics(requests: JoinedColumns, selection: _Selection) -> list[_Co
     return [comparison for comparison in comparisons if comparison is not None]
 
 
+class _MetricValues(NamedTuple):
+    """The values of a metric of the compared requests.
+
+    Attributes:
+        has_value: Which requests of the steady-state window are compared and have a value.
+        values_ms: The values of these requests, in ms.
+    """
+
+    has_value: NDArray[np.bool_] | slice
+    values_ms: NDArray[np.float64]
+
+
 def _compare_metric(
     metric: str, requests: JoinedColumns, selection: _Selection
 ) -> _Comparison | None:
-    """Return the variance components and the outliers of a metric, or None for too few values.
+    """Return how a latency metric differs between nodes, or None if there are too few values.
 
-    The values are divided into cells, one for each node and block of time.
+    A cell has the values of one node in one block of time. The variance of the metric and the nodes
+    that stand out are computed from the means of the cells.
 
     Args:
         metric: The metric, one of METRICS.
         requests: The ok requests of the run.
         selection: The requests in the steady-state window, and the nodes that are compared.
     """
-    latencies_ns = requests.measure(metric)[selection.rows]
-    is_compared = selection.node_index != NOT_COMPARED
-    has_value = as_selection((latencies_ns != UNDEFINED) & is_compared)
-    values_ms = latencies_ns[has_value] / 1e6
-    del latencies_ns  # a run may have millions of requests, so memory is freed early
-
+    has_value, values_ms = _read_values(metric, requests, selection)
     cells = _assign_cells(selection, has_value)
     if cells is None:
         return None
@@ -342,11 +354,38 @@ def _compare_metric(
     node_means_ms = cell_means_ms.mean(axis=1)
     outliers = _find_outliers(metric, node_means_ms, selection.names)
     if outliers:
-        errors_in_window_ns = _client_errors(requests, metric)[selection.rows]
-        errors_ms = errors_in_window_ns[has_value] / 1e6
-        outliers = _drop_client_errors(outliers, cells, errors_ms, selection.names)
+        client_errors_ms = _read_client_errors_ms(metric, requests, selection, has_value)
+        outliers = _drop_client_errors(outliers, cells, client_errors_ms, selection.names)
 
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
+
+
+def _read_values(metric: str, requests: JoinedColumns, selection: _Selection) -> _MetricValues:
+    """Return the values of a metric, of the selected requests that have one."""
+    latencies_in_window_ns = requests.measure(metric)[selection.rows]
+    is_known = latencies_in_window_ns != UNDEFINED
+    is_compared = selection.node_index != NOT_COMPARED
+    has_value = as_selection(is_known & is_compared)
+    return _MetricValues(has_value, values_ms=latencies_in_window_ns[has_value] / 1e6)
+
+
+def _read_client_errors_ms(
+    metric: str,
+    requests: JoinedColumns,
+    selection: _Selection,
+    has_value: NDArray[np.bool_] | slice,
+) -> NDArray[np.float64]:
+    """Return how much the client may have added to each value of a metric, in ms.
+
+    Args:
+        metric: The metric.
+        requests: The ok requests of the run.
+        selection: The requests in the steady-state window.
+        has_value: Which requests of the window have a value.
+    """
+    errors_in_window_ns = _client_errors(requests, metric)[selection.rows]
+    errors_of_values_ns = errors_in_window_ns[has_value]
+    return errors_of_values_ns / 1e6
 
 
 def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -> _Cells | None:
@@ -358,39 +397,41 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
         selection: The requests that are compared.
         has_value: Which of these requests have a value.
     """
-    node_indexes = selection.node_index[has_value]
-    short_blocks = selection.short_block[has_value]
+    node_of_value = selection.node_index[has_value]
+    short_block_of_value = selection.short_block[has_value]
 
     # BLOCK_COUNTS begins with the largest number.
     for block_count in BLOCK_COUNTS:
-        cells = _form_cells(node_indexes, short_blocks, len(selection.names), block_count)
+        cells = _form_cells(node_of_value, short_block_of_value, len(selection.names), block_count)
         if cells.counts.min() >= MIN_PER_CELL:
             return cells
     return None
 
 
 def _form_cells(
-    node_indexes: NDArray[np.int32],
-    short_blocks: NDArray[np.int8],
+    node_of_value: NDArray[np.int32],
+    short_block_of_value: NDArray[np.int8],
     node_count: int,
     block_count: int,
 ) -> _Cells:
     """Divide values into cells, one for each node and block of time.
 
-    Short blocks of time are joined to longer ones. With 20 short blocks and 5 blocks, the short
-    blocks 0 to 3 become block 0. Node 0 then has the cells 0 to 4, and node 1 the cells 5 to 9.
+    A block consists of several short blocks: with 20 short blocks and 5 blocks, the short blocks 0
+    to 3 are block 0. Node 0 then has the cells 0 to 4, and node 1 the cells 5 to 9.
 
     Args:
-        node_indexes: The node of each value.
-        short_blocks: The block of time of each value, of SHORT_BLOCKS blocks.
+        node_of_value: The index of the node of each value.
+        short_block_of_value: The index of the short block of each value, below SHORT_BLOCKS.
         node_count: The number of nodes.
         block_count: The number of blocks, a divisor of SHORT_BLOCKS.
     """
     short_blocks_per_block = SHORT_BLOCKS // block_count
-    block_indexes = short_blocks // short_blocks_per_block
-    cell_of_value = node_indexes * block_count + block_indexes
-    counts = np.bincount(cell_of_value, minlength=node_count * block_count)
-    return _Cells(cell_of_value, counts.reshape(node_count, block_count))
+    block_of_value = short_block_of_value // short_blocks_per_block
+    cell_of_value = node_of_value * block_count + block_of_value
+
+    # `bincount` returns how often each cell occurs, in a row, which becomes one row per node.
+    count_of_cell = np.bincount(cell_of_value, minlength=node_count * block_count)
+    return _Cells(cell_of_value, counts=count_of_cell.reshape(node_count, block_count))
 
 
 def _measure_variance_within(
@@ -522,20 +563,21 @@ def _drop_client_errors(
 ) -> list[OutlierNode]:
     """Return the outliers whose difference is larger than what the client may have added.
 
-    The client may have added to the latency of the outlier, or to that of all nodes.
+    An outlier is a node with another mean latency than the other nodes. The client may have added
+    to the latencies of the outlier, or to those of all nodes. The larger of both errors counts.
 
     Args:
         outliers: The outliers.
-        cells: The cell of each value.
+        cells: The cell of each value. A cell is a node in a block of time.
         client_errors_ms: How much the client may have added to each value.
         names: The names of the nodes.
     """
-    errors_of_cells_ms = cells.mean_of_cells(client_errors_ms)
-    errors_of_nodes_ms = errors_of_cells_ms.mean(axis=1)
-    mean_error_ms = errors_of_nodes_ms.mean()
+    error_by_node_and_block_ms = cells.mean_of_cells(client_errors_ms)
+    error_of_node_ms = error_by_node_and_block_ms.mean(axis=1)
+    error_of_all_nodes_ms = error_of_node_ms.mean()
 
-    max_errors_ms = np.maximum(errors_of_nodes_ms, mean_error_ms)
-    max_error_by_name_ms = dict(zip(names, max_errors_ms, strict=True))
+    max_error_ms = np.maximum(error_of_node_ms, error_of_all_nodes_ms)
+    max_error_by_name_ms = dict(zip(names, max_error_ms, strict=True))
     return [
         node
         for node in outliers

@@ -164,28 +164,28 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
 def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     """Return the continued fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22.
 
-    This is the modified Lentz method, as in `betacf` of Numerical Recipes, section 6.4. The value
-    starts with 1 / (1 + d1), and each further term multiplies it by a factor: the growth of the
-    numerator divided by the growth of the denominator.
+    The fraction that ends with d_k is a numerator A_k divided by a denominator B_k. The modified
+    Lentz method (`betacf` of Numerical Recipes, section 6.4) does not compute A_k and B_k, which
+    may overflow, but how each of them grows:
+
+        A_k / A_(k-1) = 1 + d_k / (A_(k-1) / A_(k-2)), and the same for B.
+
+    The value of the fraction is multiplied by the growth of A and divided by the growth of B.
     """
+    # The first term is computed here, because the further terms come in pairs.
     d1 = -(a + b) * x / (a + 1)
-    numerator_ratio = 1.0
-    inverse_denominator_ratio = 1 / max(TINY, 1 + d1)
-    fraction = inverse_denominator_ratio
+    numerator_growth = 1.0
+    denominator_growth = max(TINY, 1 + d1)
+    fraction = 1 / denominator_growth
+    inverse_denominator_growth = fraction
 
     for pair_of_terms in _pairs_of_fraction_terms(x, a, b):
         for term in pair_of_terms:
-            numerator_ratio = 1 + term / numerator_ratio
-            denominator_ratio = 1 + term * inverse_denominator_ratio
+            numerator_growth = _avoid_zero(1 + term / numerator_growth)
+            denominator_growth = _avoid_zero(1 + term * inverse_denominator_growth)
+            inverse_denominator_growth = 1 / denominator_growth
 
-            # Both ratios are divisors.
-            if numerator_ratio == 0:
-                numerator_ratio = TINY
-            if denominator_ratio == 0:
-                denominator_ratio = TINY
-
-            inverse_denominator_ratio = 1 / denominator_ratio
-            factor = numerator_ratio * inverse_denominator_ratio
+            factor = numerator_growth * inverse_denominator_growth
             fraction *= factor
 
         has_converged = abs(factor - 1) < FRACTION_TOLERANCE
@@ -193,6 +193,11 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
             break
 
     return fraction
+
+
+def _avoid_zero(divisor: float) -> float:
+    """Return a divisor, or TINY in place of 0."""
+    return TINY if divisor == 0 else divisor
 
 
 def _pairs_of_fraction_terms(x: float, a: float, b: float) -> Iterator[tuple[float, float]]:

@@ -273,7 +273,7 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
 
     values = _without_rounding(series[blocks].astype(float))
     times = _scale_times(blocks)
-    slope = _fit_multiple(values, times)
+    slope = _fit_factor(values, times)
     return _FittedLine(
         values,
         slope,
@@ -282,10 +282,11 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     )
 
 
-def _fit_multiple(values: NDArray[np.float64], curve: NDArray[np.float64]) -> float:
-    """Return the factor c such that c * curve fits the values best, by least squares.
+def _fit_factor(values: NDArray[np.float64], curve: NDArray[np.float64]) -> float:
+    """Return the factor c such that c * curve has the shape of the values, by least squares.
 
-    The curve has a mean of 0. For example, the curve -1, 0, 1 fits the values 3, 5, 7 with c = 2.
+    The curve has a mean of 0, so the mean of the values does not matter. For example, the curve
+    -1, 0, 1 fits the values 3, 5, 7 with c = 2.
     """
     return float((values * curve).sum()) / float((curve * curve).sum())
 
@@ -308,21 +309,22 @@ def _measure_noise(
     slower does not count as noise.
 
     Args:
-        values: The values of the blocks of time.
-        times: The times of the blocks, whose mean is 0.
-        slope: The slope of the straight line through the values.
+        values: The values of the series.
+        times: The time of each value. Their mean is 0.
+        slope: The slope of the least-squares straight line through the values.
     """
-    residuals_of_line = values - values.mean() - slope * times
-    residuals = residuals_of_line - _parabola_less_line(values, times)
+    difference_from_line = values - values.mean() - slope * times
+    noise = difference_from_line - _bend_of_parabola(values, times)
 
-    sum_of_squares = float((residuals * residuals).sum())
+    sum_of_squares = float((noise * noise).sum())
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
-    if sum_of_squares <= largest_rounding_error**2:
+    is_only_rounding = sum_of_squares <= largest_rounding_error**2
+    if is_only_rounding:
         return None
 
-    products_of_neighbours = residuals[1:] * residuals[:-1]
-    residual_correlation = float(products_of_neighbours.sum()) / sum_of_squares
-    correlation = _noise_correlation(residual_correlation, len(residuals))
+    products_of_neighbours = noise[1:] * noise[:-1]
+    correlation_of_residuals = float(products_of_neighbours.sum()) / sum_of_squares
+    correlation = _noise_correlation(correlation_of_residuals, len(noise))
     return _Noise(sum_of_squares, correlation)
 
 
@@ -358,26 +360,27 @@ def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(is_mean, values[0], values)
 
 
-def _parabola_less_line(
+def _bend_of_parabola(
     values: NDArray[np.float64], times: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return by how much a parabola by least squares differs from the straight line at each time.
+    """Return the least-squares parabola minus the least-squares straight line, at each time.
 
-    The squared times, without their mean and slope, are a curve that is orthogonal to every line
-    (Gram-Schmidt process). So the parabola is the line plus the best multiple of this curve.
+    The difference is a multiple of one curve: the squared times minus their own least-squares line.
+    For the times -0.5, 0 and 0.5, this curve is 1/12, -2/12 and 1/12. It is orthogonal to every
+    straight line (Gram-Schmidt process), so the factor is fitted without the line.
 
     Args:
-        values: The values of the blocks of time.
-        times: The times of the blocks, whose mean is 0.
+        values: The values of a series.
+        times: The time of each value. Their mean is 0.
     """
     # The last digits of `np.polyfit` would differ from one processor to the next.
     squared_times = times * times
     centered_squares = squared_times - squared_times.mean()
-    slope_of_squares = _fit_multiple(centered_squares, times)
-    curve = centered_squares - slope_of_squares * times
+    slope_of_squares = _fit_factor(centered_squares, times)
+    bent_curve = centered_squares - slope_of_squares * times
 
-    difference: NDArray[np.float64] = _fit_multiple(values, curve) * curve
-    return difference
+    bend: NDArray[np.float64] = _fit_factor(values, bent_curve) * bent_curve
+    return bend
 
 
 def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
@@ -395,27 +398,32 @@ def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
 
 
 def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest:
-    """Return Student's test of whether the slope of a line is above 0, with correlated noise.
+    """Return Student's t test of whether the slope of a line is above 0, with correlated noise.
 
-    The noise is modelled as an autoregressive process of order 1. If neighbouring blocks have a
-    correlation of r, the variance of the slope is (1 + r) / (1 - r) times that of independent ones.
+    The noise is modelled as an autoregressive process of order 1. A correlation of r between
+    neighbouring blocks makes the variance of the slope (1 + r) / (1 - r) times as large.
 
     Args:
-        line: The fitted line.
-        mean_correlation: A lower bound of r, the mean of many series, or None.
+        line: The least-squares line through the blocks of a series.
+        mean_correlation: The mean correlation of the noise of many series, or None if there are few
+            series. The correlation of this series counts as at least as large.
     """
     block_count = len(line.values)
-    free_blocks = block_count - CURVE_PARAMETERS
+    residual_degrees_of_freedom = block_count - CURVE_PARAMETERS
     if line.noise is None:
-        return _TrendTest(line.slope, standard_error=0.0, degrees_of_freedom=free_blocks)
+        return _TrendTest(
+            line.slope, standard_error=0.0, degrees_of_freedom=residual_degrees_of_freedom
+        )
 
-    r = _upper_correlation(line.noise.correlation, block_count, mean_correlation)
-    noise_variance = line.noise.sum_of_squares / free_blocks
-    independent_variance = noise_variance / line.sum_of_squared_times
-    slope_variance = independent_variance * _variance_inflation(r)
+    correlation = _cautious_correlation(line.noise.correlation, block_count, mean_correlation)
+    noise_variance = line.noise.sum_of_squares / residual_degrees_of_freedom
+    variance_if_independent = noise_variance / line.sum_of_squared_times
+    slope_variance = variance_if_independent * _variance_inflation(correlation)
 
     is_well_known = mean_correlation is not None
-    degrees_of_freedom = _degrees_of_freedom_of_slope(block_count, r, is_well_known=is_well_known)
+    degrees_of_freedom = _degrees_of_freedom_of_slope(
+        block_count, correlation, is_well_known=is_well_known
+    )
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
 
 
@@ -453,7 +461,7 @@ def _independent_blocks_of_variance(count: int, correlation: float) -> float:
     return count * (1 - correlation_of_squares) / (1 + correlation_of_squares)
 
 
-def _upper_correlation(correlation: float, count: int, mean_correlation: float | None) -> float:
+def _cautious_correlation(correlation: float, count: int, mean_correlation: float | None) -> float:
     """Return an upper bound of the correlation between the values of adjacent blocks of time.
 
     The estimated correlation is raised by CORRELATION_ERRORS standard errors, after Fisher's
