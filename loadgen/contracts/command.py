@@ -727,8 +727,8 @@ def _suggest_next_command(
 ) -> None:
     """Print the command that can decide an inconclusive validation.
 
-    More load can decide a level that was measured. A level that could not be measured has to be run
-    again in a new validation.
+    More load can decide a level that was measured, unless it lacks what its undecided terms need. A
+    level that could not be measured has to be run again in a new validation.
 
     Args:
         validation: The validation, whose verdict is INCONCLUSIVE.
@@ -738,8 +738,7 @@ def _suggest_next_command(
     undecided_levels = validation.undecided_levels
     unmeasured_names = [level.name for level in undecided_levels if level.failure_reason]
 
-    has_extendable_level = len(unmeasured_names) < len(undecided_levels)
-    if has_extendable_level:
+    if any(level.can_be_decided_by_load for level in undecided_levels):
         arguments = _build_extend_arguments(validation, runs_per_level, directory)
         print_status(f"Extend: loadgen {shlex.join(arguments)}")
 

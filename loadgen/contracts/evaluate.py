@@ -32,6 +32,7 @@ from loadgen.contracts.latency_estimates import (
 from loadgen.contracts.load_checks import (
     EstimateError,
     LoadCheck,
+    UnmeasurableError,
     check_horizon,
     combine_load_checks,
 )
@@ -361,7 +362,7 @@ class TermEvaluator:
         """
         node_count = len(self.runs[0].manifest.targets)
         if node_count < 2:
-            raise EstimateError("there is only one node, so there is nothing to compare")
+            raise UnmeasurableError("there is only one node, so there is nothing to compare")
 
         pair_count = node_count * (node_count - 1) / 2
         pair_confidence = 1 - (1 - self.confidence) / pair_count
@@ -907,23 +908,26 @@ def _get_length_difference(run: RecordedRun) -> float:
     """Return by which fraction the accepted length of a run differs from the stated one.
 
     Raises:
-        EstimateError: No length was stated, or that of the run is not known.
+        UnmeasurableError: No length was stated, or no server reports it.
+        EstimateError: The run is too short to know it.
     """
     check = run.summary.accepted_length
     if check is None:
-        raise EstimateError(
+        raise UnmeasurableError(
             "no accepted length is stated; give accepted_length in the workload, or "
             "--accepted-length"
         )
-    if check.comparable is None or check.difference is None:
+    if check.difference is None:
+        raise UnmeasurableError(check.reason)
+    if check.comparable is None:
         raise EstimateError(check.reason)
     return abs(check.difference)
 
 
 def _get_measured_energy(run: RecordedRun) -> EnergyUse:
-    """Return the energy that the accelerators used in a run. Raise EstimateError without it."""
+    """Return the energy that the accelerators used in a run. Raise UnmeasurableError without it."""
     if run.summary.energy is None:
-        raise EstimateError("the energy of the accelerators was not measured; give --energy")
+        raise UnmeasurableError("the energy of the accelerators was not measured; give --energy")
     return run.summary.energy
 
 

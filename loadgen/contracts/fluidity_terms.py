@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from loadgen.contracts.load_checks import EstimateError
+from loadgen.contracts.load_checks import EstimateError, UnmeasurableError
 from loadgen.contracts.recorded_run import LoadedRun
 from loadgen.contracts.schema import ContractLevel
 from loadgen.contracts.steady_samples import find_counted_requests, order_by_due_time
@@ -55,7 +55,7 @@ def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
     run, columns = loaded_run
     fluidity = run.summary.fluidity
     if run.deadline_counts is None:
-        raise EstimateError(NO_TOKEN_TIMES)
+        raise UnmeasurableError(NO_TOKEN_TIMES)
 
     # The summary of a forecast knows no token times, but its counts of deadlines come from them.
     is_withheld = fluidity is not None and fluidity.absent not in ("", NO_TOKEN_TIMES)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from loadgen.contracts import run_checks
 from loadgen.contracts.evaluate import CostFunction, TermEvaluator
 from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT
-from loadgen.contracts.load_checks import PLANNING_MARGIN, EstimateError
+from loadgen.contracts.load_checks import PLANNING_MARGIN, EstimateError, UnmeasurableError
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import (
     ANSWERS_LEVEL,
@@ -408,7 +408,7 @@ class TermJudge(NamedTuple):
         except EstimateError as error:
             return replace(
                 not_judged,
-                code="no_figure",
+                code="unmeasurable" if isinstance(error, UnmeasurableError) else "no_figure",
                 reason=str(error),
                 additional_load_s=error.additional_load_s or None,  # 0 means that it is not known
             )

@@ -61,6 +61,10 @@ class EstimateError(Exception):
         self.additional_load_s = additional_load_s
 
 
+class UnmeasurableError(EstimateError):
+    """A metric cannot be computed, however long the load is. The message says what it lacks."""
+
+
 class LoadCheck(NamedTuple):
     """The result of a check whether a load is long enough for an estimate.
 

@@ -205,11 +205,14 @@ def _describe_how_to_decide(validation: Validation) -> str:
     """Return what the user can do to get a verdict on an INCONCLUSIVE validation.
 
     A level that could not be measured has to be measured again. Other levels need more load, with
-    `--extend`. How much they need is not known for every term.
+    `--extend`. How much they need is not known for every term. Some terms need more than load, such
+    as another server, so the reason is given.
     """
     undecided_levels = validation.undecided_levels
     if all(level.failure_reason for level in undecided_levels):
         return "Remove the cause, then run the validation again."
+    if not any(level.can_be_decided_by_load for level in undecided_levels):
+        return _describe_unmeasurable_terms(undecided_levels)
 
     additional_loads_s = [
         term.additional_load_s
@@ -222,6 +225,17 @@ def _describe_how_to_decide(validation: Validation) -> str:
 
     needed = format.duration(max(additional_loads_s))
     return f"Not enough data to decide: about {needed} more load is needed (--extend)."
+
+
+def _describe_unmeasurable_terms(undecided_levels: Sequence[LevelVerdict]) -> str:
+    """Return why more load cannot decide terms, such as that no server reports their metric."""
+    reasons = {
+        f"{term.term}: {term.reason}": None
+        for level in undecided_levels
+        for term in level.undecided_terms
+        if term.code == "unmeasurable"
+    }
+    return f"More load cannot decide this: {'; '.join(reasons)}."
 
 
 # -- the sections of the full report --------------------------------------------------------------

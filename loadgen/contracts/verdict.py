@@ -22,7 +22,7 @@ PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 ReasonCode = Literal[
-    "", "kept", "broken", "held_by_interval", "one_sided", "no_figure", "not_judged"
+    "", "kept", "broken", "held_by_interval", "one_sided", "no_figure", "unmeasurable", "not_judged"
 ]
 """Why a term has its verdict.
 
@@ -31,6 +31,7 @@ ReasonCode = Literal[
 - `held_by_interval`: the limit is inside the interval.
 - `one_sided`: the load was too short, so the sample bounds the metric on one side only.
 - `no_figure`: the metric could not be computed.
+- `unmeasurable`: the metric could not be computed, and more load cannot change that.
 - `not_judged`: the runs cannot be used to judge the term.
 """
 
@@ -112,6 +113,17 @@ class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     failure_reason: str = field(default="", name="trouble")
     fault_codes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def undecided_terms(self) -> list[TermVerdict]:
+        """The required terms (those of the list `must`) whose verdict is INCONCLUSIVE."""
+        return [term for term in self.terms if term.requirement == "must" and not term.is_decided]
+
+    @property
+    def can_be_decided_by_load(self) -> bool:
+        """Whether more load can decide one of its undecided terms."""
+        is_measured = not self.failure_reason
+        return is_measured and any(term.code != "unmeasurable" for term in self.undecided_terms)
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +265,7 @@ def get_exit_code(validation: Validation) -> int:
     """Return the exit code of a validation.
 
     It is 130 if the user interrupted it, 0 for PASS and 1 for FAIL. INCONCLUSIVE is 4 if more load
-    can decide it, and 3 if an undecided level could not be measured at all.
+    can decide it, and 3 if it cannot decide an undecided level.
     """
     if validation.interrupted:
         return exit_codes.INTERRUPTED
@@ -261,7 +273,7 @@ def get_exit_code(validation: Validation) -> int:
         return exit_codes.OK
     if validation.verdict == FAIL:
         return exit_codes.SLO_MISSED
-    if any(level.failure_reason for level in validation.undecided_levels):
+    if not all(level.can_be_decided_by_load for level in validation.undecided_levels):
         return exit_codes.UNSOUND
 
     return exit_codes.INCONCLUSIVE

@@ -877,9 +877,9 @@ def test_recovery_times_of_both_sides_are_shown_side_by_side() -> None:
 )
 def test_junit_is_valid_xml_for_any_text(outcomes: list[tuple[str, str, str]]) -> None:
     cases = [
-        junit.JUnitCase(name=name, group=name, outcome=outcome, text=text)
+        junit.JUnitCase(name=name, group=name, outcome=outcome, text=text)  # type: ignore[arg-type]
         for name, outcome, text in outcomes
-    ]  # type: ignore[arg-type]
+    ]
     tree = ElementTree.fromstring(junit.render("x", cases))
     assert len(tree.findall(".//testcase")) == len(outcomes)
 

@@ -20,10 +20,10 @@ from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.stored_validation import read_run
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core.accepted_lengths import AcceptedLengthTarget, parse_target, published_lengths
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UNSOUND, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.metrics.accepted_length import MIN_STEPS, judge_accepted_length
+from loadgen.core.metrics.accepted_length import MIN_STEPS, NOT_REPORTED, judge_accepted_length
 from loadgen.core.metrics.sections import Speculation
 from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.metrics.windows import Window
@@ -227,6 +227,30 @@ def test_a_contract_term_limits_the_difference(tmp_path: Path) -> None:
     )
     with pytest.raises(EstimateError):
         evaluate(unknown, term)
+
+
+CONTRACT = """name: c
+horizon: 2s
+levels:
+  - {name: steady, workload: w.yaml, rate: 20/s, requests: 400, must: [{accepted_length: 1%}]}
+"""
+
+
+def test_more_load_is_not_advised_if_no_server_reports_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    contract = tmp_path / "contract.yaml"
+    contract.write_text(CONTRACT)
+    out = tmp_path / "validation"
+    assert exits("validate", contract, "--url", "sim:gb300-vm", "--seed", "1", "-o", out) == UNSOUND
+
+    printed = capsys.readouterr()
+    term = json.loads((out / "verdict.json").read_text())["levels"][0]["terms"][0]
+    assert (term["verdict"], term["code"]) == ("INCONCLUSIVE", "unmeasurable")
+    assert term["reason"] == NOT_REPORTED
+    assert "no server reports drafted" in " ".join(printed.out.split())
+    assert "--extend" not in printed.out + printed.err
 
 
 def evaluate(run: RecordedRun, term: ContractTerm) -> Interval:
