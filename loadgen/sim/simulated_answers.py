@@ -141,11 +141,11 @@ def corrupt_text(text: str, seed: int, slot: int) -> str:
 
     The seed and the number of the request (`slot`) decide the position and the word.
     """
-    words = text.split(" ")
+    text_words = text.split(" ")
     random_fraction = draw_uniform(seed, _WORD_STREAM, slot)
-    position = int(random_fraction * len(words))
-    words[position] = _other_word(words[position], seed, slot)
-    return " ".join(words)
+    position = int(random_fraction * len(text_words))
+    text_words[position] = _other_word(text_words[position], seed, slot)
+    return " ".join(text_words)
 
 
 def change_words(text: str, share: float, seed: int, question: int) -> str:
@@ -160,15 +160,15 @@ def change_words(text: str, share: float, seed: int, question: int) -> str:
         seed: The seed of the random choices.
         question: The index of the question, which also decides the choices.
     """
-    words = text.split(" ")
-    word_count = len(words)
+    text_words = text.split(" ")
+    word_count = len(text_words)
     first_changed = _find_first_changed(word_count, share, seed, question)
 
     for position in range(first_changed, word_count):
         draw_number = question * word_count + position
-        words[position] = _other_word(words[position], seed, draw_number)
+        text_words[position] = _other_word(text_words[position], seed, draw_number)
 
-    return " ".join(words)
+    return " ".join(text_words)
 
 
 def _find_first_changed(word_count: int, share: float, seed: int, question: int) -> int:

@@ -385,7 +385,7 @@ def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
 
 def test_options_with_addresses_or_key_files_are_those_that_reach_out() -> None:
     """A new option that names a host or a file must be listed before a folder may set it."""
-    data = {"trace", "dataset", "tokenizer", "system", "out", "prices"}
+    data = {"trace", "dataset", "tokenizer", "system", "out", "prices", "check_answers"}
     places_named = {
         name
         for name, option in COMMAND_OPTIONS.items()
