@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
-from loadgen.core.workload.dataset import read_rows
+from loadgen.core.workload.dataset import read_question_rows
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
 from loadgen.core.workload.known_answers import is_choice_letter, read_reference, requests_json
 from loadgen.core.workload.row_errors import BadRowError
@@ -54,7 +54,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     Raises:
         CombinedError: Rows are invalid. The error contains one error for each invalid row.
     """
-    rows = read_rows(path)
+    rows = read_question_rows(path)
     row_count = len(rows) if limit is None else min(limit, len(rows))
 
     questions: list[Question] = []

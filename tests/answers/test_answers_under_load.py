@@ -11,8 +11,9 @@ import pytest
 import servers
 from command_line import exits
 
+from loadgen.answers.questions import read_questions
 from loadgen.core import run_folder
-from loadgen.core.errors import CombinedError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.results.answer_files import RecordedResponse, WrongAnswer
 from loadgen.core.results.json_files import decode_json_lines
@@ -204,6 +205,18 @@ def test_the_error_for_a_share_names_the_option_and_its_value(tmp_path: Path, sh
     (error,) = caught.value.errors
     assert error.code == "out_of_range"
     assert error.message.startswith(f"--check-share {share} ")
+
+
+def test_an_empty_file_of_questions_gets_an_example_with_a_known_answer(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(UserError) as caught:
+        read_questions(empty)
+    assert caught.value.code == "empty_file"
+
+    example = tmp_path / "example.jsonl"
+    example.write_text(caught.value.hint.partition("like ")[2] + "\n")
+    assert len(read_questions(example)) == 1
 
 
 def test_a_share_without_questions_is_refused(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     ok.
 
     Attributes:
-        count: All but those with a cancelled request and those that were cut.
-        cut: Those that the end of their stage or of the drain cut short.
+        count: All but those that were cut.
+        cut: Those that the end of their stage or of the drain cut short, and those with a cancelled
+            request, for example because the run was interrupted.
         abandoned: Those whose user went away in the middle of a response.
         ok: Those whose requests are all ok.
         ok_per_s: Ok ones per second of the measurement window.
@@ -85,7 +86,8 @@ def summarize_tasks(
 ) -> Sessions | None:
     """Return the summary of sessions, which are conversations and tasks, or None without any.
 
-    Sessions that were cut off or cancelled have no outcome, and do not count.
+    Sessions that were cut off, or that have a cancelled request, have no outcome. They are counted
+    as cut only.
 
     Args:
         accumulator: The requests, and the sessions whose last request is recorded.
@@ -98,13 +100,14 @@ def summarize_tasks(
         return None
 
     cut_by_end_of_run = accumulator.sum("sessions_cut")
-    with_outcome = recorded - cut_by_end_of_run - accumulator.sum("sessions_cancelled")
+    cancelled_at_end = accumulator.sum("sessions_cancelled")
+    with_outcome = recorded - cut_by_end_of_run - cancelled_at_end
     ok_sessions = accumulator.sum("sessions_ok")
 
     return Sessions(
         # The sessions by outcome, and the rate of ok ones.
         count=with_outcome,
-        cut=cut.by_end_of_load + cut_by_end_of_run,
+        cut=cut.by_end_of_load + cut_by_end_of_run + cut.cancelled + cancelled_at_end,
         abandoned=accumulator.sum("sessions_abandoned"),
         ok=ok_sessions,
         ok_per_s=per_second(ok_sessions, window),

@@ -75,9 +75,10 @@ class FilePrompts:
             api: The API that requests are sent to.
         """
         # Workers without a data set do not need this module.
-        from loadgen.core.workload.dataset import read_rows
+        from loadgen.core.workload.dataset import read_question_rows, read_rows
 
-        self.rows = read_rows(source.path)
+        read = read_question_rows if source.check_answers else read_rows
+        self.rows = read(source.path)
         is_small_file = self.rows.byte_count <= MAX_CACHED_FILE_BYTES
         self._read_row = functools.cache(self.rows.read) if is_small_file else self.rows.read
         self._tokenizer = tokenizer

@@ -245,6 +245,25 @@ class _DataSetVersion(NamedTuple):
     source_note: str
 
 
+KNOWN_ANSWER_HINT = 'write one per line, like {"prompt": "What is 1 + 1?", "answer": "2"}'
+"""The hint for an empty file of questions with known answers."""
+
+
+def read_question_rows(path: str | Path) -> Rows:
+    """Check every row of a data set of questions with known answers and return its rows.
+
+    The known answers are not checked. Raises CombinedError with the first errors in the rows, or
+    UserError for the file.
+    """
+    try:
+        return read_rows(path)
+    except UserError as error:
+        if error.code != "empty_file":
+            raise
+        problem = "the file has no questions"
+        raise UserError(error.code, problem, error.where, KNOWN_ANSWER_HINT) from None
+
+
 def read_rows(path: str | Path) -> Rows:
     """Check every row of a data set and return its rows.
 

@@ -585,7 +585,7 @@ def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -
             return None
         if isinstance(requests, Trajectories):
             return _count_sessions(requests.trajectories)
-        return _count_rows(requests.path)
+        return _count_rows(requests)
 
     return None
 
@@ -597,8 +597,9 @@ def _count_sessions(path: Path) -> int:
     return len(read_trajectories(path))
 
 
-def _count_rows(path: Path) -> int:
+def _count_rows(requests: FromFile) -> int:
     """Return the number of rows of a data set. Raises UserError or CombinedError."""
-    from loadgen.core.workload.dataset import read_rows
+    from loadgen.core.workload.dataset import read_question_rows, read_rows
 
-    return len(read_rows(path))
+    read = read_question_rows if requests.check_answers else read_rows
+    return len(read(requests.path))

@@ -355,14 +355,12 @@ def test_a_conversation_is_ok_if_every_turn_is() -> None:
         RunManifest(turns_per_session=3), rows
     ).sessions  # the same rows, had there been a third turn to come
 
-    assert cut_sessions is not None and (cut_sessions.count, cut_sessions.cut, cut_sessions.ok) == (
-        0,
-        2,
-        0,
-    )
+    assert cut_sessions is not None
+    assert (cut_sessions.count, cut_sessions.cut, cut_sessions.ok) == (0, 3, 0)
     sessions = summarize(RunManifest(turns_per_session=2), rows).sessions
     assert sessions is not None
     assert (sessions.count, sessions.ok, sessions.duration_ms.p50) == (2, 1, 3500)
+    assert sessions.cut == 1, "the one with a cancelled request"
     assert sessions.ok_per_s == pytest.approx(1 / 6.5)
 
 
