@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen.core import units
+from loadgen.core.accepted_lengths import AcceptedLengthTarget, parse_target
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, of_reading
 
 if TYPE_CHECKING:
@@ -66,6 +67,18 @@ def parse_texts(value: object) -> tuple[str, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(map(str, value))
     return (str(value),)
+
+
+def parse_accepted_length(value: object) -> AcceptedLengthTarget:
+    """Return the accepted length of an option, such as `2.49`.
+
+    Raises:
+        units.InvalidValueError: The value is no accepted length. The message names the value.
+    """
+    try:
+        return parse_target(value)
+    except units.InvalidValueError as error:
+        raise units.InvalidValueError(error.code, f'"{value}" {error}', error.hint) from None
 
 
 def parse_pairs(value: object) -> Mapping[str, object] | tuple[str, ...]:

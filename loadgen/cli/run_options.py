@@ -18,7 +18,6 @@ from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 
 from loadgen.cli import completion
 from loadgen.cli import option_parsers as parsers
-from loadgen.core.accepted_lengths import parse_target
 
 PANELS = ("Load", "Target", "SLO", "Output", "Cost", "TLS", "Advanced")
 """The headings of a help, in their order."""
@@ -921,7 +920,7 @@ class RunOptions(TypedDict, total=False):
                 "the published deepseek-v4-pro-mtp:3. The result says whether it is within 1 %."
             ),
             cli_type=str,
-            parse=parse_target,
+            parse=parsers.parse_accepted_length,
             complete=completion.complete_accepted_length,
         ),
     ]

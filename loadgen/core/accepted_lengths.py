@@ -21,11 +21,17 @@ from loadgen.core import units
 from loadgen.core.errors import did_you_mean
 
 _TABLE_PATH = Path(__file__).parent.parent / "data" / "acceptance_lengths.yaml"
-_NUMBER = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?")
-_EXAMPLES = "2.49, or a published length like deepseek-v4-pro-mtp:3 (3 draft tokens)"
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[-+]?(?:nan|inf)", re.IGNORECASE)
+_EXAMPLES = (
+    "write a number from 1 to 999, like 2.49, or a published length like deepseek-v4-pro-mtp:3 "
+    "(3 draft tokens)"
+)
 
 MIN_LENGTH = 1.0
 """Each step generates at least the token of the model itself."""
+
+MAX_LENGTH = 999.0
+"""No server drafts so many tokens, so a larger number is a mistake."""
 
 TOLERANCE = 0.01
 """Lengths that differ by at most this fraction are comparable."""
@@ -90,7 +96,7 @@ def parse_target(value: object) -> AcceptedLengthTarget:
     For example `2.49`, or `deepseek-v4-pro-mtp:3` for its published length with 3 draft tokens.
 
     Raises:
-        units.InvalidValueError: The value is neither, or the number is below 1.
+        units.InvalidValueError: The value is neither, or the number is not from 1 to 999.
     """
     if isinstance(value, AcceptedLengthTarget):
         return value
@@ -103,18 +109,31 @@ def parse_target(value: object) -> AcceptedLengthTarget:
     name, separator, draft_tokens = text.partition(":")
     has_draft_tokens = bool(separator) and draft_tokens.isdecimal()
     if not has_draft_tokens:
-        problem = f'"{text}" is no accepted length'
-        raise units.InvalidValueError("invalid_value", problem, _EXAMPLES)
+        raise _refuse_without_draft_tokens(name)
     return _find_published_length(name, int(draft_tokens))
 
 
 def _parse_number(text: str) -> AcceptedLengthTarget:
-    """Return the target of a number. Raises `units.InvalidValueError` if it is below 1."""
+    """Return the target of a number. Raises `units.InvalidValueError` if it is out of range."""
     length = float(text)
     if length < MIN_LENGTH:
-        problem = f"{text} is below 1, and each step generates at least one token"
+        problem = "is below 1, and each step generates at least one token"
         raise units.InvalidValueError("out_of_range", problem, _EXAMPLES)
+
+    # This is also true for "not a number", which is in no range.
+    if not length <= MAX_LENGTH:
+        raise units.InvalidValueError("out_of_range", "must be from 1 to 999", _EXAMPLES)
     return AcceptedLengthTarget(length=length)
+
+
+def _refuse_without_draft_tokens(name: str) -> units.InvalidValueError:
+    """Return the error of a name without a number of draft tokens, such as `abc`."""
+    rows = {row.name: row for row in published_lengths()}
+    if name not in rows:
+        return units.InvalidValueError("invalid_value", "is no accepted length", _EXAMPLES)
+
+    hint = f"write {name}:N with 1 to {len(rows[name].lengths)} draft tokens, like {name}:3"
+    return units.InvalidValueError("invalid_value", "lacks the number of draft tokens", hint)
 
 
 def _find_published_length(name: str, draft_tokens: int) -> AcceptedLengthTarget:
@@ -127,12 +146,12 @@ def _find_published_length(name: str, draft_tokens: int) -> AcceptedLengthTarget
     rows = {row.name: row for row in published_lengths()}
     row = rows.get(name)
     if row is None:
-        problem = f'"{name}" is no published accepted length'
+        problem = "is no published accepted length"
         hint = did_you_mean(name, tuple(rows))
         raise units.InvalidValueError("unknown_name", problem, hint)
 
     if not 1 <= draft_tokens <= len(row.lengths):
-        problem = f"{name} is not published for {draft_tokens} draft tokens"
+        problem = f"is not published for {draft_tokens} draft tokens"
         hint = f"1 to {len(row.lengths)} draft tokens, like {name}:3"
         raise units.InvalidValueError("out_of_range", problem, hint)
 

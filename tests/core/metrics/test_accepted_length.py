@@ -20,7 +20,7 @@ from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.stored_validation import read_run
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core.accepted_lengths import AcceptedLengthTarget, parse_target, published_lengths
-from loadgen.core.errors import UNSOUND, UserError
+from loadgen.core.errors import UNSOUND, CombinedError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.accepted_length import MIN_STEPS, NOT_REPORTED, judge_accepted_length
@@ -145,6 +145,32 @@ def test_a_target_is_a_number_or_a_published_length() -> None:
     ):
         with pytest.raises(InvalidValueError):
             parse_target(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "hint"),
+    [
+        ("1000", "out_of_range", "1 to 999"),
+        ("-1", "out_of_range", "1 to 999"),
+        ("nan", "out_of_range", "1 to 999"),
+        ("1e3", "out_of_range", "1 to 999"),
+        ("abc", "invalid_value", "1 to 999"),
+        ("deepseek-v4-pro-mtp", "invalid_value", "deepseek-v4-pro-mtp:N"),
+    ],
+)
+def test_a_wrong_target_is_refused_with_the_range_or_the_missing_part(
+    tmp_path: Path, text: str, code: str, hint: str
+) -> None:
+    with pytest.raises(InvalidValueError) as refused_target:
+        parse_target(text)
+    assert refused_target.value.code == code and hint in refused_target.value.hint
+
+    # The message of a file has the value as its subject once.
+    file = tmp_path / "w.yaml"
+    file.write_text(WORKLOAD.replace("2.49", text))
+    with pytest.raises(CombinedError) as refused_file:
+        load(str(file), read_flags())
+    assert str(refused_file.value).split("-->")[0].count(text) == 1
 
 
 def test_published_lengths_are_possible_and_documented() -> None:
