@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ from loadgen.core.workload.trajectory_rows import (
 
 EXAMPLE_ROW = '{"conversation_id": "c1", "turn": 1, "role": "user", "content": "Hello"}'
 """The smallest data set with a session, for hints."""
+
+ROWS_PER_MISTAKE = 3
+"""The number of rows that are listed with the same mistake. Further rows are counted."""
 
 DATA_SETS_CACHED = 4
 TRAJECTORIES_CACHED = 256
@@ -119,6 +123,7 @@ class _DataSetReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._errors: list[LoadgenError] = []
+        self._rows_by_mistake: Counter[str] = Counter()
         self._session: SessionBuilder | None = None
         self._session_is_broken = False
         self._names: set[str] = set()
@@ -160,7 +165,7 @@ class _DataSetReader:
         """
         self._end_session()
         if self._errors:
-            raise CombinedError(self._errors)
+            raise CombinedError([*self._errors, *self._errors_of_further_rows()])
         if not self.store.turn_counts:
             hint = f"write rows like {EXAMPLE_ROW}"
             raise UserError("empty_file", "the file has no sessions", str(self._path), hint)
@@ -208,10 +213,31 @@ class _DataSetReader:
         self._session = None
 
     def _add_error(self, error: BadRowError, where: str) -> None:
-        """Collect the mistake of a row. Raises CombinedError if there are too many of them."""
+        """Collect the mistake of a row. Raises CombinedError if there are too many of them.
+
+        A mistake that is the same in many rows is only collected for the first ROWS_PER_MISTAKE of
+        them. The further rows are counted.
+        """
+        problem = str(error)
+        self._rows_by_mistake[problem] += 1
+        if self._rows_by_mistake[problem] > ROWS_PER_MISTAKE:
+            return
+
         self._errors.append(UserError(error.code, str(error), where, error.hint, key=error.key))
         if has_too_many(self._errors, str(self._path)):
-            raise CombinedError(self._errors) from None
+            raise CombinedError([*self._errors, *self._errors_of_further_rows()]) from None
+
+    def _errors_of_further_rows(self) -> list[UserError]:
+        """Return an error for each mistake of which some rows were only counted."""
+        return [
+            UserError(
+                "more_faults",
+                f"{problem}, also in {format.counted(rows - ROWS_PER_MISTAKE, 'more row')}",
+                str(self._path),
+            )
+            for problem, rows in self._rows_by_mistake.items()
+            if rows > ROWS_PER_MISTAKE
+        ]
 
 
 class _DataSetVersion(NamedTuple):

@@ -170,10 +170,23 @@ def test_rows_of_a_session_must_follow_each_other(tmp_path):
 
 
 def test_only_the_first_mistakes_are_listed(tmp_path):
-    rows = [message(f"c{number}", 2, "user", content="x") for number in range(MAX_ERRORS + 5)]
+    rows = [message(f"c{turn}", turn, "user", content="x") for turn in range(2, MAX_ERRORS + 7)]
     with pytest.raises(CombinedError) as caught:
         read_trajectories(written(tmp_path, rows))
     assert len(caught.value.errors) == MAX_ERRORS + 1
+
+
+def test_the_same_mistake_of_many_rows_is_counted(tmp_path):
+    rows = [message(f"c{number}", 1, "user", delay_seconds=-1.2) for number in range(40)]
+    rows = [row | {"content": "x"} for row in rows]
+    last_row = message("last", 7, "user", content="x")
+    with pytest.raises(CombinedError) as caught:
+        read_trajectories(written(tmp_path, [*rows, last_row]))
+
+    *of_rows, further_rows = caught.value.errors
+    assert [error.key for error in of_rows] == ["delay_seconds"] * 3 + ["turn"]
+    assert further_rows.code == "more_faults"
+    assert "37 more rows" in further_rows.message
 
 
 def test_a_file_without_sessions_is_refused(tmp_path):
