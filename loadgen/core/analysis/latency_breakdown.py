@@ -127,24 +127,30 @@ def split_latencies(measured_stages: Sequence[Columns], manifest: RunManifest) -
         measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
     """
-    # Columns in memory are freed, because the split of millions of requests needs much memory.
-    for columns in measured_stages:
-        columns.forget()
+    _free_column_memory(measured_stages)
 
     requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     has_server_timing = requests.is_known("server_prefill_ns")
-    if not len(has_server_timing):
+    ok_count = len(has_server_timing)
+    if not ok_count:
         return Splits(reason="no request succeeded")
 
-    requests_with_timing = int(has_server_timing.sum())
+    count_with_timing = int(has_server_timing.sum())
     has_queue_time = bool(requests.is_known("server_queue_ns").any())
-    return Splits(
-        accounted=requests_with_timing,
-        groups=tuple(_split_groups(requests, manifest, has_server_timing)),
-        reason=_why_server_times_are_missing(
-            manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
-        ),
+    reason = _why_server_times_are_missing(
+        manifest, has_timing=count_with_timing > 0, has_queue=has_queue_time
     )
+    groups = _split_groups(requests, manifest, has_server_timing)
+    return Splits(accounted=count_with_timing, groups=tuple(groups), reason=reason)
+
+
+def _free_column_memory(stages: Sequence[Columns]) -> None:
+    """Free the columns in memory, because the split of millions of requests needs much of it.
+
+    The columns are read from the records again when they are needed.
+    """
+    for columns in stages:
+        columns.forget()
 
 
 def _split_groups(
@@ -296,8 +302,8 @@ def _split_ttft_of_groups(
     """
     ttft_ns = requests.measure("ttft")
     has_ttft = ttft_ns != UNDEFINED
-    masks = _masks_for_ttft(groups, has_server_timing, has_ttft)
-    selections = _select_near_percentiles(ttft_ns, requests["due_ns"], masks)
+    used_by_group = _requests_for_ttft(groups, has_server_timing, has_ttft)
+    selections = _select_near_percentiles(ttft_ns, requests["due_ns"], used_by_group)
     columns_of_selections = _read_columns(requests, selections, _TTFT_COLUMNS)
 
     splits_of_groups: list[list[TtftSplit]] = [[] for _ in groups]
@@ -308,7 +314,7 @@ def _split_ttft_of_groups(
     return splits_of_groups
 
 
-def _masks_for_ttft(
+def _requests_for_ttft(
     groups: Sequence[_Group], has_server_timing: Mask, has_ttft: Mask
 ) -> Iterator[Mask]:
     """Yield, for each group, which requests are used to split TTFT."""
@@ -327,10 +333,14 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
     """Return the splits of end-to-end latency of each group, one for each percentile.
 
     A percentile is left out if the group has too few requests.
+
+    Args:
+        requests: All ok requests.
+        groups: The groups of requests.
     """
     e2e_ns = requests.measure("e2e")
-    masks = (group.is_member for group in groups)
-    selections = _select_near_percentiles(e2e_ns, requests["due_ns"], masks)
+    used_by_group = (group.is_member for group in groups)
+    selections = _select_near_percentiles(e2e_ns, requests["due_ns"], used_by_group)
     columns_of_selections = _read_columns(requests, selections, _E2E_COLUMNS)
 
     splits_of_groups: list[list[E2eSplit]] = [[] for _ in groups]
@@ -342,20 +352,22 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
 
 
 def _select_near_percentiles(
-    latencies_ns: Ints, due_ns: Ints, masks: Iterable[Mask]
+    latencies_ns: Ints, due_ns: Ints, used_by_group: Iterable[Mask]
 ) -> list[_RequestsNearPercentile]:
-    """Return the requests near each percentile of each group.
+    """Return the requests near each percentile of each group, group by group.
 
     Args:
         latencies_ns: The latency of each request.
         due_ns: The scheduled time of each request.
-        masks: For each group, which requests are used.
+        used_by_group: For each group, which of all requests are used.
     """
-    return [
-        _RequestsNearPercentile(group_index, percentile, indexes)
-        for group_index, is_used in enumerate(masks)
-        for percentile, indexes in _find_near_percentiles(latencies_ns, due_ns, is_used)
-    ]
+    selections = []
+    for group_index, is_used in enumerate(used_by_group):
+        for percentile, indexes in _find_near_percentiles(latencies_ns, due_ns, is_used):
+            selection = _RequestsNearPercentile(group_index, percentile, indexes)
+            selections.append(selection)
+
+    return selections
 
 
 def _find_near_percentiles(
@@ -363,27 +375,30 @@ def _find_near_percentiles(
 ) -> Iterator[tuple[PercentileName, Ints]]:
     """Yield each percentile with the indexes of the requests near it, such as from p98.5 to p99.5.
 
-    Requests are ranked by latency, and by scheduled time if latencies are equal.
+    The used requests are ranked by latency, and by scheduled time if latencies are equal. To save
+    time, not all are sorted, but only those with a latency near the percentile.
 
     Args:
         latencies_ns: The latency of each request.
         due_ns: The scheduled time of each request.
         is_used: Which requests are ranked.
     """
-    partitioned_ns = latencies_ns[is_used]
-    ranks_by_percentile = _ranks_near_percentiles(len(partitioned_ns))
-    _partition_at_ends(partitioned_ns, ranks_by_percentile.values())
+    used_latencies_ns = latencies_ns[is_used]
+    ranks_by_percentile = _ranks_near_percentiles(len(used_latencies_ns))
+    _move_ends_to_ranks(used_latencies_ns, ranks_by_percentile.values())
 
     for percentile, ranks in ranks_by_percentile.items():
-        shortest_ns = partitioned_ns[ranks[0]]
-        longest_ns = partitioned_ns[ranks[-1]]
+        first_rank = ranks[0]
+        last_rank = ranks[-1]
+        shortest_ns = used_latencies_ns[first_rank]
+        longest_ns = used_latencies_ns[last_rank]
 
-        # Only the requests with a latency near the percentile are sorted, to save time.
-        is_near = (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
-        candidates = _sort_indexes(np.flatnonzero(is_used & is_near), latencies_ns, due_ns)
-        rank_of_first = int((partitioned_ns < shortest_ns).sum())
+        # Requests with the shortest or longest latency may also have ranks outside the range.
+        is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
+        candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
+        rank_of_first_candidate = int((used_latencies_ns < shortest_ns).sum())
 
-        yield percentile, _take_ranks(candidates, rank_of_first, ranks)
+        yield percentile, _take_ranks(candidates, rank_of_first_candidate, ranks)
 
 
 def _take_ranks(candidates: Ints, rank_of_first: int, ranks: range) -> Ints:
@@ -401,11 +416,11 @@ def _take_ranks(candidates: Ints, rank_of_first: int, ranks: range) -> Ints:
     return candidates[start:stop]
 
 
-def _partition_at_ends(values: Ints, rank_ranges: Iterable[range]) -> None:
-    """Partition values in place, so that the first and last rank of each range have their value.
+def _move_ends_to_ranks(values: Ints, rank_ranges: Iterable[range]) -> None:
+    """Reorder values in place, so that the first and last rank of each range have their value.
 
-    For the ranks 2 to 4, `values[2]` and `values[4]` are then the same as after a sort. This is
-    faster than a sort of all values.
+    For the ranks 2 to 4, `values[2]` and `values[4]` are then the same as after a sort. Such a
+    partition is faster than a sort of all values.
     """
     end_ranks: set[int] = set()
     for ranks in rank_ranges:
@@ -741,16 +756,22 @@ def _read_listed_fields(
 def _describe_request(
     metric: str, fields: Mapping[str, int], load: _ConcurrentLoad, manifest: RunManifest
 ) -> SlowRequest:
-    """Return one of the slowest requests as the summary lists it. Unknown values are None.
+    """Return one of the slowest requests as the summary lists it.
+
+    A negative number in the fields means that the value is not known. It becomes None.
 
     Args:
         metric: The latency by which the request is among the slowest.
-        fields: The fields of the request by name. A negative value is not known.
+        fields: The fields of the request by name. The field `could_send_ns` is the earliest time
+            at which it could be sent: when it was due, or when its new connection was open.
         load: The other requests in flight when the request was sent.
         manifest: The manifest of the run.
     """
     due_ns = fields["due_ns"]
     could_send_ns = fields["could_send_ns"]
+    connect_wait_ns = could_send_ns - due_ns
+    client_delay_ns = fields["sent_ns"] - could_send_ns
+    e2e_ns = fields["end_ns"] - due_ns
     is_in_session = fields["session"] >= 0
 
     return SlowRequest(
@@ -764,9 +785,9 @@ def _describe_request(
         due_s=due_ns / 1e9,
         # Its latencies and their parts.
         ttft_ms=_time_between_ms(due_ns, fields["first_token_ns"]),
-        e2e_ms=milliseconds(fields["end_ns"] - due_ns),
-        client_ms=milliseconds(fields["sent_ns"] - could_send_ns),
-        connect_ms=milliseconds(could_send_ns - due_ns),
+        e2e_ms=milliseconds(e2e_ns),
+        client_ms=milliseconds(client_delay_ns),
+        connect_ms=milliseconds(connect_wait_ns),
         queue_ms=_duration_ms(fields["server_queue_ns"]),
         prefill_ms=_duration_ms(fields["server_prefill_ns"]),
         decode_ms=_time_between_ms(fields["first_token_ns"], fields["last_token_ns"]),

@@ -40,22 +40,25 @@ ROUNDING = 1e-9
 """Added to the number of allowed misses, because 20 * (1 - 0.9) is 1.9999999999999996 and not 2."""
 _NEVER_NS = 1 << 62
 """A time after all requests."""
-_BEFORE_ALL_NS = -1
-"""A time before all requests."""
+_BEFORE_RUN_NS = -1
+"""A time before the start of the run, and so before all requests."""
 
 
-class _ExaminedEvent(NamedTuple):
-    """An event, and the requests before and after it that are examined, by their scheduled times.
+class _TimedEvent(NamedTuple):
+    """An event, with the times before and after the event at which requests are examined.
+
+    Requests that are scheduled from `start_ns` to before `at_ns` are before the event, and those
+    from `at_ns` to before `end_ns` are after the event.
 
     Attributes:
         recovery: The event as it is reported. How the SLO was met again is filled in later.
-        before_ns: The first time that counts as before the event.
-        at_ns: The time of the event, from which on requests count as after it.
+        start_ns: The start of the time before the event.
+        at_ns: The time of the event.
         end_ns: The end of the time after the event.
     """
 
     recovery: Recovery
-    before_ns: int
+    start_ns: int
     at_ns: int
     end_ns: int
 
@@ -67,7 +70,7 @@ class _ExaminedEvent(NamedTuple):
         """
         if self.recovery.event == "scale_up":
             return None
-        return self.before_ns if self.recovery.event == "spike" else self.at_ns
+        return self.start_ns if self.recovery.event == "spike" else self.at_ns
 
 
 class _Groups(NamedTuple):
@@ -116,9 +119,7 @@ def measure_recoveries(
     )
 
 
-def _end_at_next_disturbance(
-    event: _ExaminedEvent, events: Sequence[_ExaminedEvent]
-) -> _ExaminedEvent:
+def _end_at_next_disturbance(event: _TimedEvent, events: Sequence[_TimedEvent]) -> _TimedEvent:
     """Return an event whose examined time ends, at the latest, when the next disturbance starts."""
     disturbances_ns = [other.disturbance_ns for other in events]
     later_disturbances_ns = [
@@ -128,7 +129,7 @@ def _end_at_next_disturbance(
     return event._replace(end_ns=end_ns)
 
 
-def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_ExaminedEvent]:
+def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_TimedEvent]:
     """Yield an event for each time at which the load drops from one stage to the next.
 
     The stage before the drop is called a spike.
@@ -142,9 +143,9 @@ def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_ExaminedEvent]:
             at_s=stage_after.start_ns / 1e9,
         )
 
-        yield _ExaminedEvent(
+        yield _TimedEvent(
             drop,
-            before_ns=spike.start_ns,
+            start_ns=spike.start_ns,
             at_ns=stage_after.start_ns,
             end_ns=_stage_end_ns(stages, index_after_spike),
         )
@@ -180,8 +181,10 @@ def _load_of_stage(stage: StagePlan) -> float | None:
 
 def _find_capacity_changes(
     measured_stages: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
-) -> Iterator[_ExaminedEvent]:
+) -> Iterator[_TimedEvent]:
     """Yield each change of the number of replicas, or each lost target, during the load.
+
+    All requests before the change are compared with all requests after the change.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -195,19 +198,23 @@ def _find_capacity_changes(
     first_due_ns = min(int(due_ns.min()) for due_ns in due_ns_of_stages)
     last_due_ns = max(int(due_ns.max()) for due_ns in due_ns_of_stages)
 
-    # A lost target also changes the number of replicas, and must not count twice.
-    changes = list(_changes_of_replica_count(samples))
-    if not changes:
-        changes = list(_lost_targets(manifest))
-
-    for change in changes:
+    for change in _list_capacity_changes(manifest, samples):
         at_ns = round(change.at_s * 1e9)
         is_during_load = first_due_ns < at_ns <= last_due_ns
         if is_during_load:
-            # All requests before the change are compared with all requests after it.
-            yield _ExaminedEvent(
-                change, before_ns=_BEFORE_ALL_NS, at_ns=at_ns, end_ns=last_due_ns + 1
-            )
+            after_last_ns = last_due_ns + 1
+            yield _TimedEvent(change, start_ns=_BEFORE_RUN_NS, at_ns=at_ns, end_ns=after_last_ns)
+
+
+def _list_capacity_changes(
+    manifest: RunManifest, samples: Sequence[MetricSample]
+) -> list[Recovery]:
+    """Return the changes of the number of replicas, or else the losses of targets.
+
+    A lost target also changes the number of replicas, and must not count twice.
+    """
+    changes = list(_changes_of_replica_count(samples))
+    return changes or list(_lost_targets(manifest))
 
 
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
@@ -250,9 +257,7 @@ def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
         )
 
 
-def _measure_recovery(
-    measured_stages: Sequence[Columns], slo: Slo, event: _ExaminedEvent
-) -> Recovery:
+def _measure_recovery(measured_stages: Sequence[Columns], slo: Slo, event: _TimedEvent) -> Recovery:
     """Return whether the SLO was missed at an event, and when the SLO was met again.
 
     Args:
@@ -266,7 +271,7 @@ def _measure_recovery(
         reason = f"fewer than {GROUP_SIZE} requests came after it"
         return msgspec.structs.replace(event.recovery, reason=reason)
 
-    before = _group_requests(measured_stages, event.before_ns, event.at_ns, slo)
+    before = _group_requests(measured_stages, event.start_ns, event.at_ns, slo)
     is_slo_missed = _was_missed_before(before, event) or not after.is_met.all()
     observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
 
@@ -279,7 +284,7 @@ def _measure_recovery(
     )
 
 
-def _was_missed_before(groups: _Groups, event: _ExaminedEvent) -> bool:
+def _was_missed_before(groups: _Groups, event: _TimedEvent) -> bool:
     """Return True if groups of requests show that the SLO was missed before an event.
 
     During a spike, each group counts. Before a change of the replicas, only the last group counts,
@@ -318,7 +323,8 @@ def _group_requests(
 ) -> _Groups:
     """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
-    The requests are grouped by scheduled time. Requests that the SLO does not count are left out.
+    The requests are grouped in the order of their scheduled times. Requests that the SLO does not
+    count are left out.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -326,20 +332,20 @@ def _group_requests(
         end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
-    is_grouped_by_stage = [
+    counted_rows = [
         _is_counted_within(columns, start_ns, end_ns, slo) for columns in measured_stages
     ]
-    due_ns = join_selected((columns["due_ns"] for columns in measured_stages), is_grouped_by_stage)
+    due_ns = join_selected((columns["due_ns"] for columns in measured_stages), counted_rows)
     time_order = np.argsort(due_ns, kind="stable")
 
     # A group meets the SLO if it meets each objective.
-    is_met = np.ones(len(due_ns) // GROUP_SIZE, bool)
+    group_count = len(due_ns) // GROUP_SIZE
+    is_met = np.ones(group_count, bool)
     for objective in _objectives(slo):
-        is_good_by_stage = (
-            outcomes.meets_slo(columns, objective.slo) for columns in measured_stages
-        )
-        is_good = join_selected(is_good_by_stage, is_grouped_by_stage)[time_order]
-        is_met &= _groups_with_share(is_good, objective.min_share)
+        good_rows = (outcomes.meets_slo(columns, objective.slo) for columns in measured_stages)
+        is_good = join_selected(good_rows, counted_rows)
+        is_objective_met = _groups_with_share(is_good[time_order], objective.min_share)
+        is_met &= is_objective_met
 
     return _Groups(due_ns[time_order], is_met)
 

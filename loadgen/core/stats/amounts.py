@@ -136,21 +136,26 @@ def _fractions_inside(
 
 
 class TimeCurve:
-    """The amount that came up to any time, if each amount came evenly over an interval.
+    """Amounts over time, which quickly answers how much came in any interval.
 
-    It answers for many intervals without looking at all amounts again, in fixed memory. It is exact
-    at the edges of its bins and linear between them. The bins are as long as needed for BINS of
-    them to reach the latest time: 0.1 s for a run of minutes, 9 s for one of ten hours.
+    An amount comes evenly from its start to its end. Only the changes of the rate are stored: 6
+    tokens from second 1 to second 3 raise the rate by 3 tokens/s at second 1, and lower it by 3
+    tokens/s at second 3.
 
-    What is kept is how the rate, in amount per second, changes. An amount of 6 tokens from second 1
-    to second 3 raises the rate by 3 per second at second 1 and lowers it by 3 at second 3.
+    The changes are added up in a fixed number of bins of time, BINS, so the memory does not grow.
+    The amount up to a time is exact at the edges of the bins, and interpolated between them. The
+    length of the bins grows with the latest time: 0.1 s for minutes, 9 s for ten hours.
     """
 
     def __init__(self, bin_s: float = 0.1) -> None:
         self.bin_s = bin_s
-        # Of the changes of the rate in each bin: the sum, and the sum of change * time.
+
+        # For each bin: the sum of the changes of the rate, and the sum of change * time of change.
+        # Both are needed for the amount up to an edge, see `_amounts_until_edges`.
         self._rate_changes = np.zeros(BINS)
-        self._rate_change_moments = np.zeros(BINS)
+        self._rate_changes_times_time = np.zeros(BINS)
+
+        # For each bin: the sum of the amounts that came at an instant.
         self._instant_amounts = np.zeros(BINS)
 
     def add(
@@ -193,7 +198,7 @@ class TimeCurve:
         """Record that the rate changes at these times by these amounts per second."""
         bins = self._bin_numbers(times_s)
         self._rate_changes += np.bincount(bins, changes_per_s, BINS)
-        self._rate_change_moments += np.bincount(bins, changes_per_s * times_s, BINS)
+        self._rate_changes_times_time += np.bincount(bins, changes_per_s * times_s, BINS)
 
     def _bin_numbers(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the number of the bin of each time. Bin 0 begins at the start of the run."""
@@ -204,7 +209,7 @@ class TimeCurve:
         while time_s >= self.bin_s * BINS:
             self.bin_s *= 2
             _join_bin_pairs(self._rate_changes)
-            _join_bin_pairs(self._rate_change_moments)
+            _join_bin_pairs(self._rate_changes_times_time)
             _join_bin_pairs(self._instant_amounts)
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
@@ -220,15 +225,21 @@ class TimeCurve:
     def _amounts_until_edges(self, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the amount that came from the start of the run up to each edge of the bins.
 
-        A rate that changes at time `start` adds change * (edge - start) up to an edge. The sum over
-        all changes is edge * (sum of the changes) - (sum of change * start).
+        If the rate changes at time t, the change adds change * (edge - t) to the amount up to an
+        edge. All changes before the edge together add
+
+            edge * (sum of change) - (sum of change * t).
 
         For example, 6 tokens from second 1 to second 3 change the rate by 3 at 1 s and by -3 at
-        3 s. Up to 2 s, only the first change counts: 2 * 3 - 3 * 1 = 3 tokens.
+        3 s. Up to an edge at 2 s, only the first change counts: 2 * 3 - 3 * 1 = 3 tokens.
+
+        Args:
+            edges_s: The edges: the start of each bin, and the end of the last bin.
         """
-        changes_before_edges = _sums_before_edges(self._rate_changes)
-        moments_before_edges = _sums_before_edges(self._rate_change_moments)
-        amounts_over_time = edges_s * changes_before_edges - moments_before_edges
+        sum_of_changes = _sums_before_edges(self._rate_changes)
+        sum_of_changes_times_time = _sums_before_edges(self._rate_changes_times_time)
+        amounts_over_time = edges_s * sum_of_changes - sum_of_changes_times_time
+
         amounts_at_instants = _sums_before_edges(self._instant_amounts)
         return amounts_over_time + amounts_at_instants
 
