@@ -354,7 +354,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def format_difference(model: float, published: float) -> str:
     """Return the difference of the model from a published value in percent."""
-    return f"{(model / published - 1) * 100:+.1f} %"
+    return f"{(model / published - 1) * 100:+z.1f} %"
 
 
 # -- the parts --

@@ -340,7 +340,7 @@ class _ThresholdCheck:
             if difference.change is None:
                 return None
             return _MeasuredChange(
-                text=f"{values} ({difference.change * 100:+.1f} %)",
+                text=f"{values} ({difference.change * 100:+z.1f} %)",
                 amount=round(difference.change, CHANGE_DIGITS),
                 low=difference.low,
                 high=difference.high,
@@ -430,8 +430,8 @@ def format_interval(difference: Difference, *, percent: bool = False) -> str:
         high_text = f"{format.quantity(1 + high)}x"
         unit = ""
     else:
-        low_text = f"{low * 100:+.1f}"
-        high_text = f"{high * 100:+.1f}"
+        low_text = f"{low * 100:+z.1f}"
+        high_text = f"{high * 100:+z.1f}"
         unit = " points" if difference.is_fraction else " %"
 
     if high >= LARGEST_PRINTED_CHANGE:

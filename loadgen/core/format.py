@@ -175,7 +175,7 @@ def difference(before: float | None, after: float | None) -> str:
     if ratio >= 2:
         return f"{quantity(ratio)}x"
 
-    return f"{(ratio - 1) * 100:+.1f} %"
+    return f"{(ratio - 1) * 100:+z.1f} %"
 
 
 def metadata_by_heading(metadata: Mapping[str, str]) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ def describe_verdict(check: AcceptedLengthCheck) -> str:
     length = f"{format_length(check.realised)} tokens/step, {target}"
     if check.comparable is None:
         return f"{length}: {VERDICTS[None]}, {check.reason}"
-    return f"{length}: {VERDICTS[check.comparable]} ({check.difference * 100:+.1f} %)"
+    return f"{length}: {VERDICTS[check.comparable]} ({check.difference * 100:+z.1f} %)"
 
 
 def explain_verdict(check: AcceptedLengthCheck) -> Paragraph:

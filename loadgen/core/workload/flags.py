@@ -408,6 +408,11 @@ def _parse_warmup(text: str) -> dict[str, int]:
 
 # -- terms of an SLO -----------------------------------------------------------------------------
 
+_FLUIDITY_HINT = (
+    "write the share of token deadlines that a percentage of the requests meets, like "
+    "fluidity:90%:p95"
+)
+
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
     """Raise `units.InvalidValueError` if both SLOs limit the attainment or the same percentile."""
@@ -435,6 +440,8 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     percentile means p99. A time needs a unit unless there is a default unit. Raises
     `units.InvalidValueError` if the text is no term.
     """
+    if text == FLUIDITY:
+        raise units.InvalidValueError("invalid_value", "has no limit", _FLUIDITY_HINT)
     if ":" not in text:
         hint = f"METRIC:LIMIT, like {_slo_term_examples(default_unit)}"
         raise units.InvalidValueError("invalid_value", "is not an SLO term", hint)
@@ -452,12 +459,23 @@ def _parse_fluidity_term(condition: str) -> FluidityTerm:
     Raises `units.InvalidValueError` if the condition is not valid.
     """
     index_text, separator, quantile_text = condition.partition(":")
-    least_index = units.share(index_text)
+    quantile = _parse_part_of_fluidity(units.quantile, quantile_text) if separator else None
+    least_index = _parse_part_of_fluidity(units.share, index_text)
     if least_index == 0:
-        hint = "require a share of the token deadlines, like fluidity:90%:p95"
-        raise units.InvalidValueError("out_of_range", "is always met", hint)
-    quantile = units.quantile(quantile_text) if separator else DEFAULT_QUANTILE
-    return FluidityTerm(least_index=least_index, quantile=quantile)
+        raise units.InvalidValueError("out_of_range", "is always met", _FLUIDITY_HINT)
+    return FluidityTerm(least_index=least_index, quantile=quantile or DEFAULT_QUANTILE)
+
+
+def _parse_part_of_fluidity(parse: Callable[[str], float], text: str) -> float:
+    """Return the number of a part of the objective of token deadlines, read by `parse`.
+
+    Raises `units.InvalidValueError` if the part is not valid. The message names the part.
+    """
+    try:
+        return parse(text)
+    except units.InvalidValueError as error:
+        problem = f'is not valid: "{text}" {error}'
+        raise units.InvalidValueError(error.code, problem, _FLUIDITY_HINT) from None
 
 
 def _parse_latency_term(name: str, condition: str, default_unit: str | None) -> Term:
@@ -489,7 +507,7 @@ def _slo_term_examples(default_unit: str | None) -> str:
     """Return examples of terms for hints. With the default unit ms, limits need no unit."""
     if default_unit == "ms":
         return "ttft:2000 tpot:200 (milliseconds)"
-    return "ttft:2s, ttft:2s:p95, attainment:99%"
+    return "ttft:2s, ttft:2s:p95, fluidity:90%:p95, attainment:99%"
 
 
 _PERCENTILE_IN_NAME = re.compile(r"[._-]?(?P<percentile>p[0-9]+)[._-]?")

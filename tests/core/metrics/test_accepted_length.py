@@ -32,6 +32,7 @@ from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.units import InvalidValueError
 from loadgen.core.workload import load, read_flags, recipe_fingerprint
+from loadgen.runs.accepted_length import describe_verdict
 from loadgen.sim.engine.latency_model import LatencyModel, LatencyOptions, parse_distribution
 from loadgen.sim.server.metrics_pages import ServerMetrics
 from loadgen.sim.server.options import Options
@@ -72,6 +73,13 @@ def test_lengths_are_comparable_within_one_percent(accepted: int, comparable: bo
     samples = [*read_page(0.0, 0, 0), *read_page(30.0, 10_000, accepted)]
     check = judge_accepted_length(TARGET, None, samples, WINDOW)
     assert check.comparable is comparable
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
+    samples = [*read_page(0.0, 0, 0), *read_page(30.0, 100_000, 149_990)]
+    check = judge_accepted_length(TARGET, None, samples, WINDOW)
+    assert check.difference is not None and check.difference < 0
+    assert "-" not in describe_verdict(check)
 
 
 def test_few_steps_leave_the_verdict_open() -> None:

@@ -41,6 +41,26 @@ def refused_codes(tmp_path: Path, text: str, *slo: str) -> list[str]:
     return [fault.code for fault in exc_info.value.errors]
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "wrong_part"),
+    [
+        ("+fluidity", "invalid_value", "fluidity"),
+        ("+fluidity:0%:p200", "invalid_value", '"p200"'),
+        ("+fluidity:0%", "out_of_range", "fluidity:0%"),
+        ("fluidity:0.9", "invalid_value", '"0.9"'),
+    ],
+)
+def test_a_wrong_fluidity_term_is_refused_with_its_wrong_part(
+    tmp_path: Path, text: str, code: str, wrong_part: str
+) -> None:
+    with pytest.raises(CombinedError) as refused:
+        load_text(tmp_path, FILE, text)
+    (error,) = refused.value.errors
+    assert error.code == code
+    assert wrong_part in str(error).split("-->")[0]
+    assert "fluidity:90%:p95" in str(error)
+
+
 def test_slo_options_replace_the_whole_slo_of_the_workload(tmp_path: Path) -> None:
     assert slo_of(tmp_path, "tpot:50ms") == Slo(terms=(term("tpot", 50, 0.99),))
 
