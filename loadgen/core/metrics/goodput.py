@@ -313,20 +313,21 @@ def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> 
 
     # Timestamps have errors, so the number of good requests is only known to lie in a range.
     good_range = bound_good_requests(sample.accumulator, slo)
-    outcome_of_fewest = _reaches_share(sample, good_range.lower, share_limit)
-    outcome_of_most = _reaches_share(sample, good_range.upper, share_limit)
-    if outcome_of_fewest is not outcome_of_most:
+    is_reached_by_fewest = _is_share_reached(sample, good_range.lower, share_limit)
+    is_reached_by_most = _is_share_reached(sample, good_range.upper, share_limit)
+
+    is_undecided = is_reached_by_fewest is None or is_reached_by_most is None
+    if is_undecided or is_reached_by_fewest != is_reached_by_most:
         return None
 
     # Responses without a TPOT count as good, so the share may be reached only because of them.
-    is_reached = outcome_of_most is True
-    if is_reached and _is_tpot_missing(sample, slo):
+    if is_reached_by_most and _is_tpot_missing(sample, slo):
         return None
 
-    return outcome_of_most
+    return is_reached_by_most
 
 
-def _reaches_share(sample: SloSample, good: float, share_limit: float) -> bool | None:
+def _is_share_reached(sample: SloSample, good: float, share_limit: float) -> bool | None:
     """Return whether a number of good requests is at least a share of all counted requests.
 
     Return None if unfinished requests, which the end of the run cut off, could decide that.

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.sample_bounds import GapBounds
     from loadgen.core.metrics.task_summary import Sessions
     from loadgen.core.metrics.windows import Span, Window
+    from loadgen.core.metrics.withholding import ReportedStatistics
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Distribution
@@ -284,6 +285,17 @@ class _RunMeasurement:
         self._reference_latency = ReferenceLatency.of_samples(
             distributions["ttft"], distributions["e2e"]
         )
+        self._statistics = self._select_reported_statistics(distributions)
+        self._part_summarizer = self._create_part_summarizer(self._statistics)
+
+    def _select_reported_statistics(
+        self, distributions: dict[str, Distribution]
+    ) -> ReportedStatistics:
+        """Return the statistics that are certain enough to report.
+
+        Args:
+            distributions: The distribution of each metric.
+        """
         measured_statistics = MeasuredStatistics(
             manifest=self._manifest,
             requests=self._measured_requests,
@@ -291,12 +303,19 @@ class _RunMeasurement:
             gap_bounds=self._events.gap_bounds,
             timing_evidence=self._find_timing_evidence(distributions),
         )
-        self._statistics = select_statistics(measured_statistics)
-        self._part_summarizer = PartSummarizer(
+        return select_statistics(measured_statistics)
+
+    def _create_part_summarizer(self, statistics: ReportedStatistics) -> PartSummarizer:
+        """Return the summarizer of the parts of the run, such as its targets and classes.
+
+        Args:
+            statistics: The reported statistics. SLOs do not use the metrics that are not reported.
+        """
+        return PartSummarizer(
             self._manifest,
-            accumulator,
+            self._run_accumulator,
             self._measured_requests,
-            withheld_metrics=self._statistics.withheld_from_slos(self._manifest),
+            withheld_metrics=statistics.withheld_from_slos(self._manifest),
         )
 
     def _find_timing_evidence(self, distributions: Mapping[str, Distribution]) -> TimingEvidence:
@@ -357,7 +376,8 @@ class _RunMeasurement:
             parts: The summaries of the targets, classes and other parts.
         """
         sessions = self._summarize_tasks()
-        preliminary_verdict = Verdict(valid=True, limits=self._manifest.limits)
+        latency_fields = _distribution_fields(self._statistics.distributions)
+        preliminary_verdict = Verdict(valid=True, limits=self._manifest.limits)  # replaced later
 
         return Summary(
             # Which run this is, and where it sent its requests.
@@ -379,7 +399,7 @@ class _RunMeasurement:
             sessions=sessions,
             client=self._summarize_client(),
             # The distributions of latencies, and why values are missing in them.
-            **_distribution_fields(self._statistics.distributions),
+            **latency_fields,
             itl_ms=self._itl_distribution(),
             itl_undefined_reason=self._statistics.itl_undefined_reason,
             withheld_metrics=self._statistics.withheld_metrics,

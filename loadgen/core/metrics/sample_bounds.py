@@ -107,14 +107,13 @@ class GapBounds:
         self._mean = mean
         self._largest = largest
 
-        # For each of some thresholds, how many events have a larger error.
+        # Two arrays with one entry for each error threshold: its size, and the largest number of
+        # gaps that can be wrong by more, which is the number of events with a larger error.
         thresholds = _sample_error_thresholds(event_errors)
         self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
-        self._events_above_threshold = np.array(
-            [threshold.events_above for threshold in thresholds]
-        )
+        self._wrong_gap_counts = np.array([threshold.events_above for threshold in thresholds])
 
-        # Entry i is the number of gaps in bucket i of the histogram and in all smaller ones.
+        # Entry i is the number of gaps in the histogram buckets 0 to i.
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
 
     def bound_quantile(self, probability: float) -> Range:
@@ -130,30 +129,38 @@ class GapBounds:
         return Range(lower, upper)
 
     def _lower_bound_ns(self, index_in_order: int) -> float:
-        """Return the tightest lower bound of the gap at an index, which is 0 or more.
+        """Return the largest lower bound of the true gap at an index of the sorted gaps, in ns.
 
-        If 3 events have an error above 2 ms, the bound at index 100 is (measured gap at index 97) -
-        2 ms. Each threshold of the error gives such a bound, and the largest bound is the tightest.
+        Each error threshold gives one bound. If at most 3 gaps are wrong by more than 2 ms, the
+        true gap at index 100 is at least 2 ms shorter than the measured gap at index 97.
+
+        Args:
+            index_in_order: The index in the ascending order of all gaps.
         """
-        gap_indices = index_in_order - self._events_above_threshold
-        exists = gap_indices >= 0
-        gaps_ns = self._measured_gaps_at(gap_indices[exists])
-        bounds_ns = gaps_ns - self._thresholds_ns[exists]
-        return float(bounds_ns.max(initial=0.0))
+        shorter_gap_indices = index_in_order - self._wrong_gap_counts
+        has_shorter_gap = shorter_gap_indices >= 0
+        shorter_gaps_ns = self._measured_gaps_at(shorter_gap_indices[has_shorter_gap])
+        bounds_ns = shorter_gaps_ns - self._thresholds_ns[has_shorter_gap]
+
+        smallest_possible_gap_ns = 0.0
+        return float(bounds_ns.max(initial=smallest_possible_gap_ns))
 
     def _upper_bound_ns(self, index_in_order: int) -> float:
-        """Return the tightest upper bound of the gap at an index.
+        """Return the smallest upper bound of the true gap at an index of the sorted gaps, in ns.
 
-        If 3 events have an error above 2 ms, the bound at index 100 is (measured gap at index 103)
-        + 2 ms. Each threshold of the error gives such a bound, and the smallest is the tightest.
+        Each error threshold gives one bound. If at most 3 gaps are wrong by more than 2 ms, the
+        true gap at index 100 is at most 2 ms longer than the measured gap at index 103.
+
+        Args:
+            index_in_order: The index in the ascending order of all gaps.
         """
-        gap_count = int(self._gaps_up_to_bucket[-1])
-        gap_indices = index_in_order + self._events_above_threshold
-        exists = gap_indices < gap_count
-        gaps_ns = self._measured_gaps_at(gap_indices[exists])
-        bounds_ns = gaps_ns + self._thresholds_ns[exists]
+        total_gaps = int(self._gaps_up_to_bucket[-1])
+        longer_gap_indices = index_in_order + self._wrong_gap_counts
+        has_longer_gap = longer_gap_indices < total_gaps
+        longer_gaps_ns = self._measured_gaps_at(longer_gap_indices[has_longer_gap])
+        bounds_ns = longer_gaps_ns + self._thresholds_ns[has_longer_gap]
 
-        # There is at least one bound, because no event is above the largest threshold.
+        # The largest threshold always gives a bound, because no gap is wrong by more.
         return float(bounds_ns.min())
 
     def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -181,25 +188,28 @@ def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
     """Return thresholds for timestamp errors, in ascending order from 0 to the largest error.
 
     Args:
-        event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
+        event_errors: A histogram of the timestamp errors of all output events. Bucket 0 counts the
+            events without an error.
     """
-    events_up_to = np.cumsum(event_errors.counts)
-    events_above = (event_errors.count - events_up_to).tolist()
-    thresholds = [ErrorThreshold(error_ns=0.0, events_above=events_above[0])]
+    events_up_to_bucket = np.cumsum(event_errors.counts)
+    events_above_bucket = (event_errors.count - events_up_to_bucket).tolist()
 
-    buckets = _sample_buckets(event_errors)
-    if buckets:
-        for bucket in buckets:
-            error_ns = event_errors.bucket_middle(bucket)
-            thresholds.append(ErrorThreshold(error_ns, events_above[bucket]))
+    zero_bucket = 0
+    zero_threshold = ErrorThreshold(0.0, events_above=events_above_bucket[zero_bucket])
 
-        largest_error_ns = float(event_errors.largest_ns)
-        thresholds.append(ErrorThreshold(largest_error_ns, events_above=0))
+    sampled_buckets = _sample_nonzero_error_buckets(event_errors)
+    if not sampled_buckets:
+        return [zero_threshold]
 
-    return thresholds
+    sampled_thresholds = [
+        ErrorThreshold(event_errors.bucket_middle(bucket), events_above_bucket[bucket])
+        for bucket in sampled_buckets
+    ]
+    largest_threshold = ErrorThreshold(float(event_errors.largest_ns), events_above=0)
+    return [zero_threshold, *sampled_thresholds, largest_threshold]
 
 
-def _sample_buckets(event_errors: Histogram) -> list[int]:
+def _sample_nonzero_error_buckets(event_errors: Histogram) -> list[int]:
     """Return about MAX_THRESHOLDS of the buckets with errors above 0, at regular distances."""
     buckets_with_events = np.flatnonzero(event_errors.counts)
     buckets_above_0 = buckets_with_events[buckets_with_events > 0]
@@ -287,12 +297,21 @@ def bound_gaps(
     if not gaps.count or not has_errors:
         return None
 
-    lower_bounds_ns = [_largest_gap_lower_bound_ns(columns) for columns in stages]
-    highest_lower_bound_ns = max(lower_bounds_ns, default=0)
-    largest_gap = Range(float(highest_lower_bound_ns), float(gaps.largest_ns))
-
+    largest_gap = _bound_largest_gap(stages, gaps)
     mean_gap = _bound_mean_gap(stages, gaps)
     return GapBounds(gaps, event_errors, mean=mean_gap, largest=largest_gap)
+
+
+def _bound_largest_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
+    """Return the bounds of the largest gap between output events.
+
+    Args:
+        stages: The records of each stage.
+        gaps: The measured gaps between output events of all stages.
+    """
+    certain_gaps_ns = [_largest_certain_gap_ns(columns) for columns in stages]
+    lower_bound_ns = max(certain_gaps_ns, default=0)
+    return Range(float(lower_bound_ns), float(gaps.largest_ns))
 
 
 def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
@@ -314,12 +333,12 @@ def _sum_errors(columns: Columns, field: str) -> int:
     return int(columns.known_or_zero(field)[has_gaps].sum())
 
 
-def _largest_gap_lower_bound_ns(columns: Columns) -> int:
-    """Return a lower bound of the largest gap between the events of a response, in ns.
+def _largest_certain_gap_ns(columns: Columns) -> int:
+    """Return the longest gap that some response had for certain, in ns, 0 without gaps.
 
     If two responses have largest gaps of 50 and 40 ms, with timestamp errors of 20 and 5 ms, the
-    true gaps are at least 30 and 35 ms, and the bound is 35 ms.
+    true gaps are at least 30 and 35 ms, and the result is 35 ms.
     """
-    lower_bounds_ns = columns["max_gap_ns"] - columns.known_or_zero("max_gap_error_ns")
+    shortest_true_gaps_ns = columns["max_gap_ns"] - columns.known_or_zero("max_gap_error_ns")
     has_gaps = columns["output_events"] > 1
-    return int(lower_bounds_ns[has_gaps].max(initial=0))
+    return int(shortest_true_gaps_ns[has_gaps].max(initial=0))

@@ -61,12 +61,13 @@ class Shortfall(NamedTuple):
 
 
 def find_shortfall(measured_stages: Sequence[Columns]) -> Shortfall | None:
-    """Return how far the server of an open loop fell behind its load, or None if it kept up.
+    """Return how far a server fell behind the requests that were due, or None if it kept up.
 
-    A server that keeps up has the same delays at the end as in the first quarter of the load. If
-    first tokens came 2 s after the due times at first, then the time from 30 to 60 s should have
-    the first tokens of the requests due from 28 to 58 s. A server with fewer first tokens, or
-    fewer responses, fell behind.
+    A server that keeps up responds as quickly in the second half of the load as in the first
+    quarter. A server that delivered fewer first tokens, or fewer responses, fell behind.
+
+    Args:
+        measured_stages: The records of each measured stage. Requests were due at planned times.
     """
     requests = _PlannedRequests(measured_stages)
     due_ns = requests.column("due_ns")
@@ -75,22 +76,35 @@ def find_shortfall(measured_stages: Sequence[Columns]) -> Shortfall | None:
         return None
 
     test = _DeliveryTest(due_ns)
-    prompt_growth = test.measure_growth(requests.column("input_tokens"))
+    prompt_growth = test.measure_token_growth(requests.column("input_tokens"))
     first_token_shortfall = test.compare_events(
-        "first tokens", requests.first_token_ns(), delay_growth=prompt_growth
+        "first tokens", requests.first_token_ns(), delay_factors=prompt_growth
     )
     if first_token_shortfall is not None:
         return first_token_shortfall
 
+    return _find_response_shortfall(test, requests, prompt_growth)
+
+
+def _find_response_shortfall(
+    test: _DeliveryTest, requests: _PlannedRequests, prompt_growth: RelativeGrowth
+) -> Shortfall | None:
+    """Return how many fewer responses came than expected, or None if enough came.
+
+    Args:
+        test: Compares the responses that came with those that were expected.
+        requests: The requests with a planned time.
+        prompt_growth: How many times as long as at first each prompt is, None if not longer.
+    """
     # In a session, a request begins when the previous one ends, so responses are not expected at
     # planned times.
     end_ns = requests.ok_end_ns()
     if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
 
-    output_growth = test.measure_growth(requests.requested_output_tokens())
+    output_growth = test.measure_token_growth(requests.requested_output_tokens())
     request_growth = _multiply_growths(prompt_growth, output_growth)
-    return test.compare_events("responses", end_ns, delay_growth=request_growth)
+    return test.compare_events("responses", end_ns, delay_factors=request_growth)
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -183,7 +197,7 @@ class _DeliveryTest:
     """
 
     def __init__(self, due_ns: NDArray[np.int64]) -> None:
-        """Find the first quarter and the second half of a load.
+        """Find the first quarter of a load, whose delays are normal, and the tested second half.
 
         Args:
             due_ns: The due time of each request, in any order.
@@ -191,12 +205,16 @@ class _DeliveryTest:
         self._due_ns = due_ns
         self._ordered_due_ns = sort_times(due_ns)
 
-        first_ns = int(due_ns.min())
-        last_ns = int(due_ns.max())
-        quarter_end_ns = first_ns + (last_ns - first_ns) / 4
-        self._is_in_first_quarter = due_ns <= quarter_end_ns
-        self._half_start_ns = (first_ns + last_ns) / 2
-        self._half_end_ns = float(last_ns)
+        load_start_ns = int(due_ns.min())
+        load_end_ns = int(due_ns.max())
+
+        # The first quarter shows the delays before a queue has formed.
+        first_quarter_end_ns = load_start_ns + (load_end_ns - load_start_ns) / 4
+        self._is_in_first_quarter = due_ns <= first_quarter_end_ns
+
+        # The events of the second half are compared with these delays.
+        self._half_start_ns = (load_start_ns + load_end_ns) / 2
+        self._half_end_ns = float(load_end_ns)
 
     @property
     def duration_ns(self) -> float:
@@ -217,7 +235,7 @@ class _DeliveryTest:
         needed_ns = MIN_DURATIONS * float(np.median(durations_ns))
         return needed_ns <= self.duration_ns
 
-    def measure_growth(self, tokens: NDArray[np.int64]) -> RelativeGrowth:
+    def measure_token_growth(self, tokens: NDArray[np.int64]) -> RelativeGrowth:
         """Return the tokens of each request, divided by the mean of the first quarter.
 
         A request with 400 tokens has the growth 2 if the mean is 200. Return None if requests did
@@ -237,7 +255,7 @@ class _DeliveryTest:
         return np.where(is_known, growth, 1.0)  # unknown tokens count as average
 
     def compare_events(
-        self, events: EventName, event_ns: NDArray[np.int64], delay_growth: RelativeGrowth
+        self, events: EventName, event_ns: NDArray[np.int64], delay_factors: RelativeGrowth
     ) -> Shortfall | None:
         """Return how many fewer events came in the second half than expected, or None if enough.
 
@@ -246,13 +264,13 @@ class _DeliveryTest:
         Args:
             events: The name of the events, for reports.
             event_ns: The time of the event of each request, -1 if it never came.
-            delay_growth: A factor for the delay of each request, for longer prompts or responses.
+            delay_factors: A factor for the delay of each request, for longer prompts or responses.
         """
         delays_ns = self._first_quarter_delays(event_ns)
         if not len(delays_ns):
             return None
 
-        expected = self._count_expected(delays_ns, delay_growth)
+        expected = self._count_expected(delays_ns, delay_factors)
         observed = self._count_in_second_half(event_ns)
         have_enough_come = observed >= MIN_DELIVERED_SHARE * expected
         if have_enough_come or self._may_be_chance(expected, observed):
@@ -277,18 +295,23 @@ class _DeliveryTest:
         standard_deviation = math.sqrt(variance)
         return expected - observed <= CHANCE_SIGMAS * standard_deviation
 
-    def _count_expected(self, delays_ns: NDArray[np.int64], delay_growth: RelativeGrowth) -> float:
-        """Return the expected events of the second half if delays stay those of the first quarter.
+    def _count_expected(self, delays_ns: NDArray[np.int64], delay_factors: RelativeGrowth) -> float:
+        """Return how many events should come in the second half of the load.
+
+        The server is expected to have the same delays as in the first quarter.
 
         Args:
             delays_ns: The delays from the due time to the event in the first quarter.
-            delay_growth: A factor for the delay of each request, for longer prompts or responses.
+            delay_factors: A factor for the delay of each request, for longer prompts or responses.
+                None if all requests have ordinary delays.
         """
+        # A fixed number of quantiles stands for all delays, which may be millions.
         probabilities = np.linspace(0, 1, DELAY_QUANTILES)
-        delay_quantiles_ns = np.quantile(delays_ns, probabilities, method="nearest")
-        if delay_growth is None:
-            return self._count_expected_by_delays(delay_quantiles_ns)
-        return self._count_expected_by_scaled_delays(delay_quantiles_ns, delay_growth)
+        ordinary_delays_ns = np.quantile(delays_ns, probabilities, method="nearest")
+
+        if delay_factors is None:
+            return self._count_expected_by_delays(ordinary_delays_ns)
+        return self._count_expected_by_scaled_delays(ordinary_delays_ns, delay_factors)
 
     def _count_expected_by_delays(self, delays_ns: NDArray[np.float64]) -> float:
         """Return the expected events of the second half if each delay is equally probable.
@@ -305,22 +328,24 @@ class _DeliveryTest:
         return float(events_in_second_half.mean())
 
     def _count_expected_by_scaled_delays(
-        self, delays_ns: NDArray[np.float64], delay_growth: NDArray[np.float64]
+        self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
     ) -> float:
-        """Return the expected events of the second half if longer requests have longer delays.
+        """Return how many events should come in the second half of the load.
 
-        Each request adds the probability that its event comes in the second half.
+        A request with twice as many tokens may have twice the delay. The result is the sum, over
+        all requests, of the probability that the event of the request comes in the second half.
 
         Args:
             delays_ns: The delays of an ordinary request, equally probable and sorted.
-            delay_growth: A factor for the delay of each request, for longer prompts or responses.
+            delay_factors: The factor by which the delay of each request is longer.
         """
-        probabilities = np.empty(len(self._due_ns))
-        for rows in block_slices(len(self._due_ns)):  # slices of all requests, to save memory
+        request_count = len(self._due_ns)
+        probabilities = np.empty(request_count)
+        for rows in block_slices(request_count):  # slices of all requests, to save memory
             due_ns = self._due_ns[rows]
-            growth = delay_growth[rows]
-            before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, growth)
-            before_start = _probability_before(self._half_start_ns, due_ns, delays_ns, growth)
+            factors = delay_factors[rows]
+            before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, factors)
+            before_start = _probability_before(self._half_start_ns, due_ns, delays_ns, factors)
             probabilities[rows] = before_end - before_start
 
         return float(probabilities.sum())
@@ -342,7 +367,7 @@ def _probability_before(
     deadline_ns: float,
     due_ns: NDArray[np.int64],
     ordered_delays_ns: NDArray[np.float64],
-    delay_growth: NDArray[np.float64],
+    delay_factors: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return, for each request, the probability that its event comes before a deadline.
 
@@ -353,9 +378,9 @@ def _probability_before(
         deadline_ns: The deadline.
         due_ns: The due time of each request.
         ordered_delays_ns: The delays of an ordinary request, equally probable and sorted.
-        delay_growth: The delay of each request relative to an ordinary request.
+        delay_factors: The delay of each request relative to an ordinary request.
     """
-    allowed_delays_ns = (deadline_ns - due_ns) / delay_growth
+    allowed_delays_ns = (deadline_ns - due_ns) / delay_factors
     shorter_delays = np.searchsorted(ordered_delays_ns, allowed_delays_ns, side="right")
     return shorter_delays / len(ordered_delays_ns)
 

@@ -281,25 +281,28 @@ def output_tokens_over_time(
 ) -> Callable[[Span], float | None]:
     """Return a function that estimates the output tokens in any interval of the run.
 
+    The estimate uses the recorded times of output events. Without these, the tokens of a response
+    are spread evenly from its first to its last token.
+
     Args:
         requests: The measured requests.
-        timeline: Per stage, output events per bin of time. If it is empty, the tokens of a response
-            are spread evenly from its first to its last token.
+        timeline: For each stage, the number of output events in each bin of time. It may be empty.
     """
     event_count = requests.sum("output_events")
     if not event_count:
-        return _no_tokens
+        return _return_no_tokens
 
     events_before_bins = windows.cumulate_event_counts(timeline)
-    if events_before_bins is None:
+    if events_before_bins is None:  # the times of events were not recorded
         token_curve = requests.amounts("output").curve()
         return partial(_count_spread_tokens, token_curve)
 
     token_count = requests.sum("billed_tokens")  # includes tokens that are not streamed
-    return _TokensOfEvents(events_before_bins, event_count, token_count).count_in
+    event_tokens = _EventTokens(events_before_bins, event_count, token_count)
+    return event_tokens.count_in
 
 
-class _TokensOfEvents(NamedTuple):
+class _EventTokens(NamedTuple):
     """The tokens of output events, each of which stands for as many as events have on average.
 
     Attributes:
@@ -327,7 +330,7 @@ def _count_spread_tokens(curve: TimeCurve, interval: Span) -> float:
     return curve.between(interval.start_s, interval.end_s)
 
 
-def _no_tokens(_: Span) -> None:
+def _return_no_tokens(_: Span) -> None:
     """Return None: no tokens were counted in any interval."""
     return
 
