@@ -235,35 +235,45 @@ class MetricAccumulator:
         return self._statistic_ranges[metric]
 
     def _bound_statistics(self, metric: str) -> StatisticRanges | None:
-        """Compute the range of each statistic of a metric, and cache the ranges of quantiles."""
+        """Compute the range of each statistic of a metric, or None if all its values are certain.
+
+        This also caches the ranges of the quantiles by their index, for `nth_range`.
+        """
         value_bounds = sample_bounds.bound_metric(self.columns, metric)
         if value_bounds is None:
             return None
 
-        for _, probability in QUANTILES:
-            index = quantile_index(len(value_bounds), probability)
-            self._range_at_index[metric, index] = value_bounds.bound_nth(index)
-
+        self._cache_quantile_ranges(metric, value_bounds)
         return value_bounds.bound_statistics()
+
+    def _cache_quantile_ranges(self, metric: str, value_bounds: sample_bounds.ValueBounds) -> None:
+        """Cache the range of each quantile of a metric, by its index in the sorted sample."""
+        for _, probability in QUANTILES:
+            index_in_order = quantile_index(len(value_bounds), probability)
+            key = (metric, index_in_order)
+            self._range_at_index[key] = value_bounds.bound_nth(index_in_order)
 
     def nth_range(self, metric: str, index_in_order: int) -> Range | None:
         """Return the range of a metric's value at an index of its sorted sample.
 
         Return None if all values of the metric are certain.
         """
-        are_all_certain = self.statistic_ranges(metric) is None
-        if are_all_certain:
+        ranges_of_statistics = self.statistic_ranges(metric)
+        if ranges_of_statistics is None:
             return None
 
         key = (metric, index_in_order)
-        if key not in self._range_at_index:
-            # The bounds of all requests would take too much memory in a cache.
-            value_bounds = sample_bounds.bound_metric(self.columns, metric)
-            if value_bounds is None:
-                return None
-            self._range_at_index[key] = value_bounds.bound_nth(index_in_order)
+        if key in self._range_at_index:
+            return self._range_at_index[key]
 
-        return self._range_at_index[key]
+        # The bounds are computed again, because a cache of them would take too much memory.
+        value_bounds = sample_bounds.bound_metric(self.columns, metric)
+        if value_bounds is None:
+            return None
+
+        value_range = value_bounds.bound_nth(index_in_order)
+        self._range_at_index[key] = value_range
+        return value_range
 
     def amounts(self, name: RequestAmount) -> Amounts:
         """Return an amount of each request, such as its output tokens, with its time."""
@@ -458,9 +468,13 @@ class MetricAccumulator:
     def _add_due_times(self, columns: Columns, is_open_loop: bool) -> None:
         """Add the first and the last time at which requests were due, and their number.
 
-        - "due": of all requests.
-        - "due_in_open_loop": of requests with a planned time, from which the offered rate follows.
-        - "start": only the last due time of a single request, or of the first request of a task.
+        - "due": the due times of all requests.
+        - "due_in_open_loop": the due times of requests that were planned, for the offered rate.
+        - "start": the last due time of a single request, or of the first request of a task.
+
+        Args:
+            columns: The records.
+            is_open_loop: Whether requests were sent at planned times, not after responses.
         """
         was_due = columns.reached_due_time
         due_ns = columns["due_ns"][was_due]
@@ -468,8 +482,8 @@ class MetricAccumulator:
         if is_open_loop:
             self.add_range("due_in_open_loop", due_ns)
 
-        is_first_turn = columns["turn"] <= 0
-        start_ns = columns["due_ns"][was_due & is_first_turn]
+        begins_task = columns["turn"] <= 0  # turn 0 of a task, or UNKNOWN (-1) without a task
+        start_ns = columns["due_ns"][was_due & begins_task]
         self.add_maximum("start", start_ns)
 
     def _add_end_times(self, columns: Columns) -> None:
@@ -543,11 +557,12 @@ class MetricAccumulator:
         self.add_to_sum("billed_tokens", billed_tokens.sum(dtype=np.int64))
 
     def _add_tokens_per_event(self, columns: Columns) -> None:
-        """Add the output events of ok responses, their tokens, and the tokens in surplus of events.
+        """Add the numbers of output events and tokens of ok responses with an exact token count.
 
-        A response has a surplus if it has more tokens than events, so that some events carry
-        several tokens. A token without text, such as the one that ends a response, comes in no
-        event. So 13 tokens in 10 events, where one token may have no text, have a surplus of 2.
+        - "exact_events": the output events.
+        - "exact_tokens": the streamed tokens.
+        - "surplus_tokens": the tokens with text after the first one of each event. 13 tokens in 10
+          events, where one token has no text, have a surplus of 2.
         """
         has_exact_count = np.isin(columns["output_source"], EXACT_SOURCES)
         has_events = columns["output_events"] > 0
@@ -555,9 +570,12 @@ class MetricAccumulator:
 
         event_counts = columns["output_events"][selected].astype(np.int64)
         token_counts = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
+
+        # A token without text, such as the one that ends a response, comes in no event.
         finish_reasons = columns["finish_reason"][selected]
         textless_counts = request_metrics.count_textless_tokens(finish_reasons, token_counts)
-        surplus_counts = np.maximum(token_counts - textless_counts - event_counts, 0)
+        tokens_with_text = token_counts - textless_counts
+        surplus_counts = np.maximum(tokens_with_text - event_counts, 0)
 
         self.add_to_sum("exact_events", event_counts.sum())
         self.add_to_sum("exact_tokens", token_counts.sum())
@@ -632,8 +650,13 @@ class MetricAccumulator:
     def _count_finish_reasons(self, columns: Columns, texts: Sequence[str]) -> None:
         """Count the ok requests by the finish reason of the response, such as "stop" or "length".
 
-        Common reasons have a code in FINISH_REASONS. A rare reason has the code "other", and stands
-        in the text of the request.
+        Common reasons are stored as codes. A rare reason is stored as text, with the code of
+        "other".
+
+        Args:
+            columns: The records. The column "finish_reason" has indices of FINISH_REASONS, and the
+                column "text" has indices of `texts`.
+            texts: The texts of all records.
         """
         has_other_reason = columns["finish_reason"] == FINISH["other"]
 

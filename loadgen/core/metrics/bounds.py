@@ -139,15 +139,17 @@ def _bound_time_per_token(
     if are_tokens_certain and not _has_timestamp_errors(columns):
         return Bounds(values_ns, values_ns)
 
+    # The least time per token is the shortest span, divided by the most tokens.
     shortest_span_ns, longest_span_ns = _bound_span(columns, span_ns)
+    fewest_tokens, most_tokens = token_bounds
     is_defined = values_ns != UNDEFINED
     return Bounds(
-        lower=_divide_where(is_defined, shortest_span_ns, token_bounds.upper),
-        upper=_divide_where(is_defined, longest_span_ns, token_bounds.lower),
+        lower=_divide_if_defined(is_defined, shortest_span_ns, most_tokens),
+        upper=_divide_if_defined(is_defined, longest_span_ns, fewest_tokens),
     )
 
 
-def _divide_where(is_defined: NDArray[np.bool_], span_ns: Ints, tokens: Ints) -> Ints:
+def _divide_if_defined(is_defined: NDArray[np.bool_], span_ns: Ints, tokens: Ints) -> Ints:
     """Return each span divided by its tokens where that is defined, else UNDEFINED."""
     positive_tokens = np.maximum(tokens, 1)  # avoids a division by 0
     return np.where(is_defined, span_ns // positive_tokens, UNDEFINED)
@@ -184,7 +186,7 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """
     reported_tokens = columns["first_event_tokens"].astype(np.int64)
     certain_limit = _tokens_left_for_first_event(columns, tokens)
-    likely_limit = _several_times_mean_event(columns, tokens)
+    likely_limit = _likely_limit_of_first_event(columns, tokens)
     limit = np.minimum(certain_limit, likely_limit)
 
     is_reported = reported_tokens > 0
@@ -200,29 +202,35 @@ def _tokens_left_for_first_event(columns: Columns, tokens: Ints) -> Ints:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
-    events = columns["output_events"].astype(np.int64)
-    excess_tokens = np.maximum(tokens - events, 0)
+    event_counts = columns["output_events"].astype(np.int64)
+    extra_tokens = np.maximum(tokens - event_counts, 0)  # more than one token per event
+    tokens_if_all_extra = 1 + extra_tokens
 
-    # A token without text, such as the one that ends a response, comes in no event.
+    # A token without text, such as the one that ends a response, comes in no event. If no other
+    # token is extra, each event has one token.
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
-    has_one_token_per_event = excess_tokens <= textless_tokens
-    return np.where(has_one_token_per_event, 1, 1 + excess_tokens)
+    are_extra_tokens_textless = extra_tokens <= textless_tokens
+    return np.where(are_extra_tokens_textless, 1, tokens_if_all_extra)
 
 
-def _several_times_mean_event(columns: Columns, tokens: Ints) -> Ints:
-    """Return FIRST_EVENT_FACTOR times the mean tokens per event, rounded up.
+def _likely_limit_of_first_event(columns: Columns, tokens: Ints) -> Ints:
+    """Return the most tokens that the first event of each response is likely to have.
 
-    With a factor of 4, the result for 25 tokens in 10 events is 4 * 3 = 12. It is NO_LIMIT if
-    events have fewer than two tokens on average.
+    The first event probably has at most FIRST_EVENT_FACTOR times as many tokens as events have on
+    average, rounded up. With a factor of 4, the limit for 25 tokens in 10 events is 4 * 3 = 12. If
+    events have fewer than two tokens on average, there is no such limit (NO_LIMIT).
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
-    events = columns["output_events"].astype(np.int64)
-    mean_tokens = _divide_rounding_up(tokens, np.maximum(events, 1))
-    carries_several_tokens = tokens >= 2 * events
-    return np.where(carries_several_tokens, FIRST_EVENT_FACTOR * mean_tokens, NO_LIMIT)
+    event_counts = columns["output_events"].astype(np.int64)
+    positive_event_counts = np.maximum(event_counts, 1)  # avoids a division by 0
+    tokens_per_event = _divide_rounding_up(tokens, positive_event_counts)
+    limit = FIRST_EVENT_FACTOR * tokens_per_event
+
+    has_several_tokens_per_event = tokens >= 2 * event_counts
+    return np.where(has_several_tokens_per_event, limit, NO_LIMIT)
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:

@@ -273,19 +273,23 @@ def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSel
         rows: The records or columns.
         selected: Which rows are selected. None selects all.
     """
-    count = len(rows) if selected is None else int(np.count_nonzero(selected))
-    if selected is None or count == len(rows):
+    if selected is None:
+        return _RowSelection(rows, selected=None, length=len(rows))
+
+    count = int(np.count_nonzero(selected))
+    if count == len(rows):
         return _RowSelection(rows, selected=None, length=count)
 
-    # A slice of adjacent records copies nothing. Rows of other `Columns` cannot be sliced.
-    row_range = _find_adjacent_rows(selected, count)
-    if row_range is not None and not isinstance(rows, Columns):
-        return _RowSelection(_slice_rows(rows, row_range), selected=None, length=count)
+    # A slice of adjacent records copies nothing. A view by column cannot be sliced.
+    adjacent_rows = _find_adjacent_rows(selected, count)
+    can_be_sliced = not isinstance(rows, Columns)
+    if adjacent_rows is not None and can_be_sliced:
+        return _RowSelection(_slice_rows(rows, adjacent_rows), selected=None, length=count)
 
     # To copy most of the rows, a mask is faster. To copy few rows, indices are faster.
     are_most_selected = 2 * count > len(selected)
-    cheaper_form = selected if are_most_selected else np.flatnonzero(selected)
-    return _RowSelection(rows, cheaper_form, count)
+    mask_or_indices = selected if are_most_selected else np.flatnonzero(selected)
+    return _RowSelection(rows, mask_or_indices, count)
 
 
 def _find_adjacent_rows(selected: NDArray[np.bool_], count: int) -> slice | None:
@@ -324,17 +328,19 @@ class Columns:
             keep_all: Whether to cache each column that is read. Otherwise only CACHED_COLUMNS are
                 cached.
         """
+        # Which rows this view has. The selection is a mask or indices, None for all rows.
         selection = _select_rows(rows, selected)
         self._rows = selection.rows
-        self._selection = selection.selected  # a mask or indices, None for all rows
+        self._selection = selection.selected
         self._length = selection.length
 
+        # The columns that were read, by name, and whether every column is cached.
+        self._cache: dict[str, NDArray[np.int64]] = {}
         self._keeps_all_columns = keep_all
-        self._cache: dict[str, NDArray[np.int64]] = {}  # columns by name
 
-        # Records in a file have a method that reads a range of a column.
-        self._read_range = _range_reader(self._rows)
-        is_file = self._read_range is not None
+        # The method of a file that reads a range of a column, None for records in memory.
+        self._read_file_range = _range_reader(self._rows)
+        is_file = self._read_file_range is not None
         self._is_large_file = is_file and self._length > BLOCK_ROWS
 
     def __len__(self) -> int:
@@ -399,18 +405,22 @@ class Columns:
         if not len(row_indices):
             return _empty_column(field)
 
-        if self._read_range is None:  # the records are in memory
+        if self._read_file_range is None:  # the records are in memory
             column: NDArray[Any] = self._rows[field]
             return column[row_indices]
 
-        first = int(row_indices.min())
-        end = int(row_indices.max()) + 1
-        column = self._read_range(field, first, end)
-        if _is_constant(column):
-            # One value stands for all rows, so it is repeated without a copy.
-            return np.broadcast_to(column[:1], len(row_indices))
+        # Read the shortest range of the file that has all of these rows.
+        first_row = int(row_indices.min())
+        end_row = int(row_indices.max()) + 1
+        values_in_range = self._read_file_range(field, first_row, end_row)
 
-        return column[row_indices - first]
+        if _is_constant(values_in_range):
+            # All rows have the same value, so it is repeated without a copy.
+            one_value = values_in_range[:1]
+            return np.broadcast_to(one_value, len(row_indices))
+
+        indices_in_range = row_indices - first_row
+        return values_in_range[indices_in_range]
 
     def _row_indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices among all records of positions among the selected ones."""
@@ -574,16 +584,17 @@ class JoinedColumns:
         """
         self._stages = stages
         self._keeps_columns = keeps_columns
-        self._cache: dict[str, NDArray[np.int64]] = {}  # the kept columns, by name
+        self._cache: dict[str, NDArray[np.int64]] = {}  # joined columns by name
 
-        # The rows that are taken from each stage.
-        self._rows_of_stage: list[NDArray[Any] | slice] = [
-            as_selection(columns.is_ok) if only_ok else slice(None) for columns in stages
+        # For each stage, the rows of its columns that are taken.
+        all_rows = slice(None)
+        self._taken_rows: list[NDArray[Any] | slice] = [
+            as_selection(columns.is_ok) if only_ok else all_rows for columns in stages
         ]
 
-        # For each stage, where its rows go in the joined column. None if the rows of one stage
-        # follow the rows of the other.
-        self._destinations_of_stage: list[NDArray[np.int64]] | None = None
+        # For each stage, the indices of its rows in the joined column. None if the joined column
+        # has the rows of the first stage, then those of the second stage, and so on.
+        self._joined_indices: list[NDArray[np.int64]] | None = None
         if order is not None:
             self._put_in_order(order)
 
@@ -591,25 +602,32 @@ class JoinedColumns:
         """Take only the requests that `order` lists, and put them in that order.
 
         If stage A has the requests 0 to 2 and stage B the requests 3 and 4, the order [4, 0, 2]
-        takes the rows [0, 2] of stage A to the destinations [1, 2], and the row [1] of stage B to
-        the destination [0].
-        """
-        all_rows = [
-            np.arange(len(columns))[selected]
-            for columns, selected in zip(self._stages, self._rows_of_stage, strict=True)
-        ]
-        self._rows_of_stage = []
-        self._destinations_of_stage = []
+        takes the rows [0, 2] of stage A to the indices [1, 2] of the joined column, and the row [1]
+        of stage B to the index [0].
 
+        Args:
+            order: The numbers of the requests to take, in their order.
+        """
+        rows_of_stages = [
+            np.arange(len(columns))[taken_rows]
+            for columns, taken_rows in zip(self._stages, self._taken_rows, strict=True)
+        ]
+        self._taken_rows = []
+        self._joined_indices = []
+
+        # The requests of a stage have the numbers from `first_number` up to `end_number`.
         first_number = 0
-        for rows in all_rows:
+        for rows in rows_of_stages:
             end_number = first_number + len(rows)
             is_of_stage = (order >= first_number) & (order < end_number)
-            destinations = np.flatnonzero(is_of_stage)
-            row_positions = order[destinations] - first_number
+            joined_indices = np.flatnonzero(is_of_stage)
 
-            self._rows_of_stage.append(rows[row_positions])
-            self._destinations_of_stage.append(destinations)
+            request_numbers = order[joined_indices]
+            numbers_in_stage = request_numbers - first_number
+            ordered_rows = rows[numbers_in_stage]
+
+            self._taken_rows.append(ordered_rows)
+            self._joined_indices.append(joined_indices)
             first_number = end_number
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
@@ -617,7 +635,7 @@ class JoinedColumns:
         if field in self._cache:
             return self._cache[field]
 
-        stages = zip(self._stages, self._rows_of_stage, strict=True)
+        stages = zip(self._stages, self._taken_rows, strict=True)
         values_of_stages = [columns.take(field, rows) for columns, rows in stages]
         return self._join(field, values_of_stages)
 
@@ -631,7 +649,7 @@ class JoinedColumns:
         if metric in self._cache:
             return self._cache[metric]
 
-        stages = zip(self._stages, self._rows_of_stage, strict=True)
+        stages = zip(self._stages, self._taken_rows, strict=True)
         values_of_stages = [columns.measure(metric)[rows] for columns, rows in stages]
         return self._join(metric, values_of_stages)
 
@@ -642,16 +660,31 @@ class JoinedColumns:
             name: The name of the field or metric.
             values_of_stages: The selected values of each stage.
         """
-        if self._destinations_of_stage is None:
+        if self._joined_indices is None:  # the values of each stage follow those of the previous
             column = join_arrays(values_of_stages).astype(np.int64, copy=False)
         else:
-            length = sum(map(len, values_of_stages))
-            column = np.empty(length, np.int64)
-            stages = zip(self._destinations_of_stage, values_of_stages, strict=True)
-            for destinations, values in stages:
-                column[destinations] = values
+            column = _place_values(values_of_stages, self._joined_indices)
 
         if self._keeps_columns:
             self._cache[name] = column
 
         return column
+
+
+def _place_values(
+    value_arrays: Sequence[NDArray[np.int64]], index_arrays: Sequence[NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    """Return one array of the values in several arrays, each at an index of its own.
+
+    For the values [[5, 6], [7]] with the indices [[0, 2], [1]], the result is [5, 7, 6].
+
+    Args:
+        value_arrays: The values.
+        index_arrays: The index of each value in the result. Each index occurs once.
+    """
+    length = sum(map(len, value_arrays))
+    placed_values = np.empty(length, np.int64)
+    for values, indices in zip(value_arrays, index_arrays, strict=True):
+        placed_values[indices] = values
+
+    return placed_values

@@ -68,18 +68,18 @@ def measure_step_times(measured_stages: Sequence[Columns], manifest: RunManifest
         return []
 
     requests = JoinedColumns(measured_stages, only_ok=False)
-    step_of_request = step_indices(manifest, requests["request"], requests["turn"])
+    step_index_by_request = step_indices(manifest, requests["request"], requests["turn"])
 
-    # All tasks of a request class have the same steps.
-    step_times = [UNKNOWN] * len(manifest.steps)
-    for indices_of_class in _group_steps_by_class(manifest.steps):
-        steps_of_class = [manifest.steps[index] for index in indices_of_class]
-        is_of_class = np.isin(step_of_request, indices_of_class)
-        times_of_class = _measure_steps_of_class(requests, is_of_class, steps_of_class)
-        for index, step_time in zip(indices_of_class, times_of_class, strict=True):
-            step_times[index] = step_time
+    # All tasks of a request class have the same steps, so the steps of a class are measured
+    # together.
+    step_times: dict[int, StepTime] = {}
+    for step_numbers in _group_steps_by_class(manifest.steps):
+        steps = [manifest.steps[number] for number in step_numbers]
+        is_request_of_class = np.isin(step_index_by_request, step_numbers)
+        times_of_class = _measure_steps_of_class(requests, is_request_of_class, steps)
+        step_times.update(zip(step_numbers, times_of_class, strict=True))
 
-    return step_times
+    return [step_times[number] for number in range(len(manifest.steps))]
 
 
 def _group_steps_by_class(steps: Sequence[StepPlan]) -> list[list[int]]:
@@ -218,23 +218,27 @@ def _find_critical_paths(
     """Return which requests delayed the end of their task: a row per task, a column per turn.
 
     If turn 3 waits for the turns 1 and 2, which end after 4 s and 6 s, turn 2 delayed the end and
-    turn 1 did not.
+    turn 1 did not. These requests are the critical path of the task, which ends with its last turn.
 
     Args:
         tasks: The times of the requests of each task.
         preceding_turns: For each turn, the lower turns that it waits for.
     """
     is_on_path = np.zeros(tasks.due_ns.shape, bool)
-    last_turn = -1
+    last_turn = tasks.due_ns.shape[1] - 1
     is_on_path[:, last_turn] = True
 
-    # From the last turn backwards.
+    # Follow the paths from the last turn backwards.
     for turn in sorted(preceding_turns, reverse=True):
         awaited_turns = preceding_turns[turn]
-        if awaited_turns:
-            tasks_on_path = np.flatnonzero(is_on_path[:, turn])
-            slowest_turns = _find_turn_that_ended_last(tasks, awaited_turns)
-            is_on_path[tasks_on_path, slowest_turns[tasks_on_path]] = True
+        if not awaited_turns:
+            continue
+
+        # In each task whose path has this turn, the path also has the last turn it waited for.
+        task_indices = np.flatnonzero(is_on_path[:, turn])
+        turn_that_ended_last = _find_turn_that_ended_last(tasks, awaited_turns)
+        previous_turns_on_path = turn_that_ended_last[task_indices]
+        is_on_path[task_indices, previous_turns_on_path] = True
 
     return is_on_path
 

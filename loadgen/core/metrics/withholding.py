@@ -115,14 +115,16 @@ def select_statistics(measured: MeasuredStatistics) -> ReportedStatistics:
     for metric, withheld in withheld_statistics.items():
         reported_distributions[metric] = measured.distributions[metric].without(withheld.ranges)
 
+    # The time between tokens (ITL), where it can be measured, is the gap between output events.
     itl_undefined_reason = token_usage.itl_undefined_reason(
         measured.requests, measured.distributions["inter_chunk"]
     )
-    if not itl_undefined_reason and "inter_chunk" in withheld_statistics:
-        # ITL then has the same values as the gaps between output events, "inter_chunk".
-        withheld_statistics["itl"] = withheld_statistics["inter_chunk"]
+    has_itl = not itl_undefined_reason
+    withheld_of_gaps = withheld_statistics.get("inter_chunk")
+    if has_itl and withheld_of_gaps is not None:
+        withheld_statistics["itl"] = withheld_of_gaps
 
-    # Without a metric, its single statistics need no mention.
+    # If a metric is withheld as a whole, its single statistics are not listed.
     for metric in withheld_metrics:
         withheld_statistics.pop(metric, None)
 
@@ -188,43 +190,47 @@ def _metrics_of_wrong_token_counts(requests: MetricAccumulator) -> dict[str, str
     A count is wrong if it is lower than the number of output events (understated), or higher than
     the number of requested tokens (overstated).
     """
-    checked_responses = requests.sum("exact_counts")
+    checked_counts = requests.sum("exact_counts")
     wrong_counts = requests.sum("conflicting_counts")
-    if wrong_counts <= limits.CONTRADICTING_SHARE * checked_responses:
+    are_few_wrong = wrong_counts <= limits.CONTRADICTING_SHARE * checked_counts
+    if are_few_wrong:
         return {}
 
     understated_counts = requests.sum("understated_counts")
     reason = make_code(
         "counts_contradict",
         contradicting=wrong_counts,
-        answers=checked_responses,
-        share=wrong_counts / checked_responses,
+        answers=checked_counts,
+        share=wrong_counts / checked_counts,
         understated=understated_counts,
         overstated=wrong_counts - understated_counts,
         limit=limits.CONTRADICTING_SHARE,
     )
-    metrics = ("tokens", *guarded(reason.code))
-    return dict.fromkeys(metrics, format_reason(reason))
+    metrics_that_use_counts = ("tokens", *guarded(reason.code))
+    return dict.fromkeys(metrics_that_use_counts, format_reason(reason))
 
 
 def _metrics_of_hidden_first_tokens(requests: MetricAccumulator) -> dict[str, str]:
-    """Return the metrics that need the first token, with the reason, if many streams hid it.
+    """Return the metrics that need the time of the first token, if many responses have none.
 
-    A stream hides its first token if the server counts tokens, but no event carried a token.
+    A response has no first token if the server counted tokens, but no event carried a token. The
+    result has the reason for each metric. It is empty if few responses are such.
     """
     ok_responses = requests.sum("ok")
-    hidden_first_tokens = requests.sum("tpot_no_output")
-    if hidden_first_tokens <= limits.UNSEEN_OUTPUT * ok_responses:
+    responses_without_output = requests.sum("tpot_no_output")
+    are_few_without_output = responses_without_output <= limits.UNSEEN_OUTPUT * ok_responses
+    if are_few_without_output:
         return {}
 
     reason = make_code(
         "output_unseen",
-        unseen=hidden_first_tokens,
+        unseen=responses_without_output,
         answers=ok_responses,
-        share=hidden_first_tokens / ok_responses,
+        share=responses_without_output / ok_responses,
         limit=limits.UNSEEN_OUTPUT,
     )
-    return dict.fromkeys(guarded(reason.code), format_reason(reason))
+    metrics_of_first_token = guarded(reason.code)
+    return dict.fromkeys(metrics_of_first_token, format_reason(reason))
 
 
 def _metrics_of_missing_kernel_times(
@@ -237,13 +243,16 @@ def _metrics_of_missing_kernel_times(
     """
     has_kernel_times = requests.sum("kernel_timestamps") > 0
     has_first_tokens = requests.sum("with_first_token") > 0
-    is_virtual_time = manifest.host.hot_path == ""  # no implementation read any sockets
-    if has_kernel_times or not has_first_tokens or is_virtual_time:
+
+    # The manifest names the implementation that read the sockets. A simulation has no sockets.
+    is_simulated = manifest.host.hot_path == ""
+    are_kernel_times_missing = has_first_tokens and not has_kernel_times and not is_simulated
+    if not are_kernel_times_missing:
         return {}
 
     reason = make_code("no_kernel_times")
-    metrics = (*guarded(reason.code), "stalls")
-    return dict.fromkeys(metrics, format_reason(reason))
+    metrics_of_kernel_times = (*guarded(reason.code), "stalls")
+    return dict.fromkeys(metrics_of_kernel_times, format_reason(reason))
 
 
 # -- removal from the summary ----------------------------------------------------------------------
@@ -277,51 +286,67 @@ def _without_metrics(summary: AnySummary, withheld_metrics: Mapping[str, str]) -
         summary: The summary of a run, stage, target, class or other part.
         withheld_metrics: The metrics to remove, with the reason for each.
     """
-    changes: dict[str, object] = {}
+    changed_fields: dict[str, object] = {}
     for metric in withheld_metrics:
         field = f"{metric}_ms"
-        distribution = getattr(summary, field, None)
+        distribution = getattr(summary, field, None)  # not every metric has a field
         if isinstance(distribution, Distribution):
-            changes[field] = distribution.without_statistics()
+            changed_fields[field] = distribution.without_statistics()
 
     if "tokens" in withheld_metrics:
-        changes["tokens"] = token_usage.without_output_counts(summary.tokens)
-        if isinstance(summary, TargetSummary):
-            changes["active_output_per_s"] = None
+        changed_fields["tokens"] = token_usage.without_output_counts(summary.tokens)
 
-    return msgspec.structs.replace(summary, **changes)
+        # Of all summaries, only that of a target has a token rate outside of `tokens`.
+        if isinstance(summary, TargetSummary):
+            changed_fields["active_output_per_s"] = None
+
+    return msgspec.structs.replace(summary, **changed_fields)
 
 
 def _without_metrics_of_run(summary: Summary, withheld_metrics: Mapping[str, str]) -> Summary:
-    """Return the summary of a run without some metrics in the fields that only a run has.
+    """Return the summary of a run without some metrics in fields that summaries of parts lack.
 
     Args:
         summary: The summary of a run.
         withheld_metrics: The metrics to remove, with the reason for each.
     """
     withheld_fields = {f"{metric}_ms" for metric in withheld_metrics}
-    other_metrics = _without_other_metrics(summary.other_metrics, withheld_metrics)
-    percentiles = {
+    reported_percentiles = {
         field: percentiles
         for field, percentiles in summary.percentiles.items()
         if field not in withheld_fields
     }
-    summary = msgspec.structs.replace(summary, other_metrics=other_metrics, percentiles=percentiles)
+    summary = msgspec.structs.replace(
+        summary,
+        other_metrics=_without_other_metrics(summary.other_metrics, withheld_metrics),
+        percentiles=reported_percentiles,
+    )
 
     if "itl" in withheld_metrics:
-        undefined_reason = summary.itl_undefined_reason or withheld_metrics["itl"]
-        summary = msgspec.structs.replace(
-            summary, itl_ms=None, itl_undefined_reason=undefined_reason
-        )
-
+        summary = _without_itl(summary, withheld_reason=withheld_metrics["itl"])
     if "stalls" in withheld_metrics:
-        stalls = msgspec.structs.replace(summary.stalls, requests=None, share=None)
-        summary = msgspec.structs.replace(summary, stalls=stalls)
-
+        summary = _without_stalls(summary)
     if "tokens" in withheld_metrics:
         summary = _without_tokens_of_run(summary)
 
     return summary
+
+
+def _without_itl(summary: Summary, withheld_reason: str) -> Summary:
+    """Return the summary of a run without the time between tokens (ITL).
+
+    Args:
+        summary: The summary of a run.
+        withheld_reason: Why ITL is not reported, unless the summary says why it has none.
+    """
+    reason = summary.itl_undefined_reason or withheld_reason
+    return msgspec.structs.replace(summary, itl_ms=None, itl_undefined_reason=reason)
+
+
+def _without_stalls(summary: Summary) -> Summary:
+    """Return the summary of a run without the number and the share of responses that stalled."""
+    stalls = msgspec.structs.replace(summary.stalls, requests=None, share=None)
+    return msgspec.structs.replace(summary, stalls=stalls)
 
 
 def _without_other_metrics(
