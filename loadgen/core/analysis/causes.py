@@ -136,7 +136,7 @@ def _build_case(
     manifest: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Case:
-    """Return the requests with all that the detectors of causes need to know about them.
+    """Return the examined requests, with what the detectors of causes need to know about them.
 
     The detectors look for causes at the server. So the delay with which the client sent a request
     is subtracted from the TTFT of that request.
@@ -151,20 +151,26 @@ def _build_case(
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
 
+    excess_shares = _explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed)
+
+    # Times since the first request, relative to the time of the last request.
     time_since_first_ns = requests["due_ns"] - requests["due_ns"][0]
     span_ns = max(int(time_since_first_ns[-1]), 1)  # not 0, because it is a divisor
+    relative_time = time_since_first_ns / span_ns
 
+    target_and_replica_keys = replica_keys(requests).astype(np.int64)
+    run = RunSources(manifest, samples, series.compute_curves(samples))
     return Case(
         requests=requests,
         stride=examined.stride,
         ttft_ns=server_ttft_ns,
         is_slow=speed.is_slow,
         is_fast=speed.is_fast,
-        excess_shares=_explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed),
-        relative_time=time_since_first_ns / span_ns,
+        excess_shares=excess_shares,
+        relative_time=relative_time,
         span_s=span_ns / 1e9,
-        replica_keys=replica_keys(requests).astype(np.int64),
-        run=RunSources(manifest, samples, series.compute_curves(samples)),
+        replica_keys=target_and_replica_keys,
+        run=run,
     )
 
 
@@ -185,30 +191,35 @@ def _detect_causes(case: Case, withheld_metrics: Collection[str]) -> list[Cause]
 def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: Ints) -> Explanation:
     """Return the explanation of the slow requests of a run.
 
-    The client, which is the load generator itself, may be a further cause if it sent requests late.
+    The main cause is the first that applies:
+
+    1. The client, which is the load generator itself, if it sent the slow requests late.
+    2. The first cause at the server. The client may be a minor cause.
+    3. A queue at the server, if too many requests missed the TTFT limit of the SLO.
 
     Args:
         case: The requests.
-        server_causes: The causes at the server.
+        server_causes: The causes at the server, the most specific first.
         send_delay_ns: How late the client sent each request.
     """
-    # Here TTFT includes the delay of the client.
-    ttft_ns = case.requests.measure("ttft")
-    speed = _classify_speed(ttft_ns)
+    ttft_with_send_delay_ns = case.requests.measure("ttft")
+    speed = _classify_speed(ttft_with_send_delay_ns)
     slow_count = int(speed.is_slow.sum())
 
-    client = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
+    client = _client_as_main_cause(ttft_with_send_delay_ns, send_delay_ns, speed)
     if client is not None:
-        subject = _describe_slow(slow_count, len(ttft_ns))
+        subject = _describe_slow(slow_count, len(ttft_with_send_delay_ns))
         return _compose_explanation([client, *server_causes], slow_count, subject)
 
     if server_causes:
-        causes = [*server_causes, *_client_as_minor_cause(ttft_ns, send_delay_ns)]
-        subject = _subject_of_evidence(server_causes[0], case)
-        return _compose_explanation(causes, slow_count, subject)
+        main_cause = server_causes[0]
+        minor_causes = _client_as_minor_cause(ttft_with_send_delay_ns, send_delay_ns)
+        subject = _subject_of_evidence(main_cause, case)
+        return _compose_explanation([*server_causes, *minor_causes], slow_count, subject)
 
     queue = _find_queue(case.requests, send_delay_ns, case.run.manifest, case.run.samples)
-    return _compose_explanation([] if queue is None else [queue], slow_count)
+    queue_causes = [] if queue is None else [queue]
+    return _compose_explanation(queue_causes, slow_count)
 
 
 def _compose_explanation(
@@ -298,20 +309,30 @@ def _explain_short_run(
     """Return the explanation of a run with too few requests to compare slow ones with fast ones.
 
     Only a queue at the server is examined as a cause, because it shows in few requests.
+
+    Args:
+        measured_stages: The records of each measured stage.
+        manifest: The manifest of the run.
+        samples: The samples of the servers' metrics pages.
     """
-    ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
-    order = queue_evidence.order_by_due_time(ok_requests)
-    request_count = len(order)
+    requests = _order_requests_with_ttft(measured_stages)
+    request_count = len(requests["due_ns"])
     if not request_count:
         return Explanation()
 
     queue = None
     if request_count >= queue_evidence.MIN_REQUESTS_FOR_QUEUE:
-        ordered_requests = JoinedColumns(measured_stages, only_ok=True, order=order)
-        send_delay_ns = _measure_send_delay(ordered_requests)
-        queue = _find_queue(ordered_requests, send_delay_ns, manifest, samples)
+        send_delay_ns = _measure_send_delay(requests)
+        queue = _find_queue(requests, send_delay_ns, manifest, samples)
 
     return _compose_short_explanation(queue, request_count)
+
+
+def _order_requests_with_ttft(measured_stages: Sequence[Columns]) -> JoinedColumns:
+    """Return the ok requests with a TTFT, ordered by scheduled time."""
+    ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
+    order = queue_evidence.order_by_due_time(ok_requests)
+    return JoinedColumns(measured_stages, only_ok=True, order=order)
 
 
 def _compose_short_explanation(queue: Cause | None, request_count: int) -> Explanation:
@@ -374,51 +395,58 @@ def _measure_send_delay(requests: JoinedColumns) -> Ints:
 def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """Return how long the client was stopped while each request waited for a new connection, in ns.
 
-    The operating system may stop the client. Requests on open connections, which need not wait,
-    show how long:
+    The operating system may stop the client. That shows in requests on open connections, which
+    should be sent when they are due. For example:
 
     - Request A is due at 1 s on an open connection, and sent at 5 s. So the client was stopped
       until 5 s.
-    - Request B is due at 2 s, and waits for a new connection until 6 s. The result for B is 3 s,
-      from 2 s to 5 s.
+    - Request B is due at 2 s, and its new connection is open at 6 s. So B waited from 2 s to 6 s,
+      and the client was stopped from 2 s to 5 s of that time. The result for B is 3 s.
 
     Args:
         requests: The requests, ordered by scheduled time.
         connect_wait_ns: How long each request waited for a connection, 0 on an open one.
     """
+    # The end of the stop is the latest send of an earlier request, A in the example, at 5 s.
     has_open_connection = requests["reused"] > 0
     sent_on_open_connection_ns = np.where(has_open_connection, requests["sent_ns"], 0)
-    latest_send_so_far_ns = np.maximum.accumulate(sent_on_open_connection_ns)
+    stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
 
-    # The client counts as stopped from when a request is due until that send.
-    late_by_ns = latest_send_so_far_ns - requests["due_ns"]
-    stopped_ns: Ints = np.clip(late_by_ns, 0, connect_wait_ns)
-    return stopped_ns
+    # Request B is due at 2 s, so it was stopped for 5 - 2 = 3 s.
+    stopped_since_due_ns = stopped_until_ns - requests["due_ns"]
+
+    # The stop of B is not negative, and not longer than the wait of B, 4 s.
+    stopped_during_wait_ns: Ints = np.clip(stopped_since_due_ns, 0, connect_wait_ns)
+    return stopped_during_wait_ns
 
 
 def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
-    """Return which requests are slow and which are fast.
+    """Return which requests are slow and which are fast, by their TTFT.
 
-    A request without delay is taken to have the p20 of TTFT. A request is slow if its TTFT is more
-    than SLOW_FACTOR times as long. All other requests up to the median are fast.
+    - The reference is the 20th percentile of TTFT, which stands for a request without any delay.
+    - A request is slow if its TTFT is more than SLOW_FACTOR times the reference.
+    - A request is fast if its TTFT is at most the median, and it is not slow.
+    - A request that the client sent later than the reference is neither slow nor fast.
 
     Args:
         ttft_ns: The TTFT of each request.
-        send_delay_ns: How late the client sent each request. Requests that were sent very late are
-            neither slow nor fast.
+        send_delay_ns: How late the client sent each request, or None if that does not matter.
     """
-    undelayed_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
-    is_slow = ttft_ns > SLOW_FACTOR * undelayed_ttft_ns
-    is_fast = (ttft_ns <= np.median(ttft_ns)) & ~is_slow
+    reference_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
+    is_slow = ttft_ns > SLOW_FACTOR * reference_ttft_ns
+    is_up_to_median = ttft_ns <= np.median(ttft_ns)
+    is_fast = is_up_to_median & ~is_slow
 
     if send_delay_ns is not None:
-        is_sent_on_time = send_delay_ns <= undelayed_ttft_ns
+        max_send_delay_ns = reference_ttft_ns
+        is_sent_on_time = send_delay_ns <= max_send_delay_ns
         is_slow &= is_sent_on_time
         is_fast &= is_sent_on_time
 
     slow_count = int(is_slow.sum())
-    is_comparable = has_enough_slow(slow_count, len(ttft_ns)) and bool(is_fast.any())
-    return _Speed(is_slow, is_fast, is_comparable)
+    has_many_slow = has_enough_slow(slow_count, len(ttft_ns))
+    is_any_fast = bool(is_fast.any())
+    return _Speed(is_slow, is_fast, is_comparable=has_many_slow and is_any_fast)
 
 
 def _choose_stride(request_count: int) -> int:

@@ -50,29 +50,38 @@ def group_by_tenant(tenant_of_class: Mapping[str, str | None]) -> dict[str, tupl
 def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
     """Return how equally the tenants of a run were served, or None for a single tenant.
 
-    One measure is Jain's fairness index of the fractions of requests that succeeded, and another
-    one that of the fractions that met the SLO.
+    Two fractions of requests are compared by Jain's fairness index: the requests that succeeded,
+    and the requests that met the SLO.
+
+    Args:
+        classes: The summary of each class of requests. A tenant may have several classes.
     """
-    class_by_name = {request_class.name: request_class for request_class in classes}
-    tenant_of_class = {request_class.name: request_class.tenant for request_class in classes}
-    classes_by_tenant = group_by_tenant(tenant_of_class)
-    if not classes_by_tenant:
+    tenants = _summarize_tenants(classes)
+    if len(tenants) < 2:
         return None
 
-    tenants = tuple(
-        _summarize_tenant(tenant, [class_by_name[name] for name in class_names])
-        for tenant, class_names in classes_by_tenant.items()
-    )
     ok_shares = _known_values([tenant.ok_share for tenant in tenants])
     good_shares = _known_values([tenant.good_share for tenant in tenants])
 
-    # Fractions that met the SLO are only known if all tenants have one.
+    # Fractions that met the SLO are preferred, but they are only known if all tenants have one.
     shares_to_compare = good_shares or ok_shares
     return Fairness(
         tenants=tenants,
         ok_index=None if ok_shares is None else jain_index(ok_shares),
         good_index=None if good_shares is None else jain_index(good_shares),
         worst=_worst_tenant(tenants, shares_to_compare),
+    )
+
+
+def _summarize_tenants(classes: Sequence[ClassSummary]) -> tuple[TenantShare, ...]:
+    """Return what each tenant received, or nothing for a single tenant."""
+    class_by_name = {request_class.name: request_class for request_class in classes}
+    tenant_of_class = {request_class.name: request_class.tenant for request_class in classes}
+    class_names_by_tenant = group_by_tenant(tenant_of_class)
+
+    return tuple(
+        _summarize_tenant(tenant, [class_by_name[name] for name in class_names])
+        for tenant, class_names in class_names_by_tenant.items()
     )
 
 

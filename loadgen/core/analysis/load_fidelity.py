@@ -109,15 +109,23 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
 
 
 def _kolmogorov_p_value(distance: float, count: int) -> float:
-    """Return the p-value of a Kolmogorov-Smirnov test, from the distance of `count` values.
+    """Return the p-value of a Kolmogorov-Smirnov test.
 
-    The p-value is 2 * (exp(-2 x^2) - exp(-2 (2x)^2) + exp(-2 (3x)^2) - ...), with the correction of
-    Stephens (1970) for few values (Numerical Recipes, section 14.3).
+    With n values, the p-value is about
+
+        2 * (exp(-2 x^2) - exp(-2 (2x)^2) + exp(-2 (3x)^2) - ...)
+
+    with x = (sqrt(n) + 0.12 + 0.11 / sqrt(n)) * distance (Stephens 1970; Numerical Recipes, section
+    14.3).
+
+    Args:
+        distance: The Kolmogorov-Smirnov distance of the values from a distribution.
+        count: The number of values.
     """
-    root = math.sqrt(count)
-    x = (root + 0.12 + 0.11 / root) * distance  # the correction of Stephens
+    root_of_count = math.sqrt(count)
+    x = (root_of_count + 0.12 + 0.11 / root_of_count) * distance
     if x < KS_SERIES_START:
-        return 1.0  # the sum would converge slowly to this value
+        return 1.0  # nearly exact for so small an x, for which the series would need many terms
 
     series_sum = 0.0
     sign = 1

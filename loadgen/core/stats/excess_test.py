@@ -53,23 +53,23 @@ def excess_p_value(strata: Iterable[Stratum]) -> float:
     """Return the probability of at least the observed failures in the suspected part, by chance.
 
     A stratum is a group of comparable trials in two parts, for example the responses to one
-    question before and after a change. The exact test of Gart (1970) assumes that each failure of a
-    stratum may be any of its trials with the same probability. So strata may differ in difficulty.
-    Without a stratum that has both outcomes and both parts, the result is 1.
+    question before and after a change. The exact test of Gart (1970) assumes that each trial of a
+    stratum fails with the same probability, which may differ from stratum to stratum.
+
+    The result is 1 unless a stratum has failures and successes, and trials in both parts.
     """
-    # Element k is the probability of k suspected failures more than the smallest possible number.
-    probabilities_of_excess = np.ones(1)
-    observed_excess = 0
+    # In each stratum, failures are counted above the smallest number that is possible. Element k of
+    # the array is the probability of k such failures in all strata together: at first, no failure
+    # has the probability 1.
+    probability_of_count = np.ones(1)
+    observed_count = 0
     for stratum in strata:
         distribution = _distribute_failures(stratum)
-        probabilities_of_excess = _add_independent(
-            probabilities_of_excess, distribution.probabilities
-        )
-        observed_excess += stratum.suspect_failures - distribution.smallest
+        probability_of_count = _add_independent(probability_of_count, distribution.probabilities)
+        observed_count += stratum.suspect_failures - distribution.smallest
 
-    p_value = float(probabilities_of_excess[observed_excess:].sum())
-    # Rounding errors can leave a sum slightly above 1.
-    return min(1.0, p_value)
+    probability_of_observed_or_more = float(probability_of_count[observed_count:].sum())
+    return min(1.0, probability_of_observed_or_more)  # rounding can leave a sum slightly above 1
 
 
 def _distribute_failures(stratum: Stratum) -> _FailureDistribution:

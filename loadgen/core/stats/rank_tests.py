@@ -91,22 +91,28 @@ def _mann_kendall_variance(values: NDArray[np.float64]) -> float:
 
 
 def _hamed_rao_correction(values: NDArray[np.float64]) -> float:
-    """Return Hamed and Rao's factor, by which autocorrelation widens the variance of a trend score.
+    """Return the factor by which autocorrelation increases the variance of a Mann-Kendall score.
 
-    Only significant autocorrelations count.
+    For n values, the factor of Hamed and Rao (1998) is
+
+        1 + 2 / (n (n - 1) (n - 2)) * sum of (weight of a lag * autocorrelation at the lag),
+
+    where only the significant autocorrelations of the ranks count.
     """
-    count = len(values)
-    correlations = _autocorrelate_ranks(values)
-    is_significant = np.abs(correlations) > NORMAL_QUANTILE_95 / math.sqrt(count)
-    weighted_correlations = _weights_of_lags(count) * correlations
+    n = len(values)
+    correlation_at_lag = _autocorrelate_ranks(values)
+    significance_limit = NORMAL_QUANTILE_95 / math.sqrt(n)
+    is_significant = np.abs(correlation_at_lag) > significance_limit
+
+    weighted_correlations = _hamed_rao_weights(n) * correlation_at_lag
     weighted_sum = float(weighted_correlations[is_significant].sum())
 
-    correction = 1.0 + 2.0 / (count * (count - 1) * (count - 2)) * weighted_sum
-    return correction if correction > 0 else 1.0  # a negative variance has no meaning
+    factor = 1.0 + 2.0 / (n * (n - 1) * (n - 2)) * weighted_sum
+    return factor if factor > 0 else 1.0  # a negative variance has no meaning
 
 
-def _weights_of_lags(count: int) -> NDArray[np.float64]:
-    """Return Hamed and Rao's weight of each lag: (n - lag) (n - lag - 1) (n - lag - 2)."""
+def _hamed_rao_weights(count: int) -> NDArray[np.float64]:
+    """Return the weight of each lag from 1 to n - 1: (n - lag) (n - lag - 1) (n - lag - 2)."""
     distances_to_end = count - np.arange(1, count, dtype=np.float64)
     return distances_to_end * (distances_to_end - 1) * (distances_to_end - 2)
 
@@ -132,31 +138,39 @@ def _autocorrelate_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def find_change_point(values: NDArray[np.float64]) -> ChangePoint:
     """Return the most likely single step of a series by Pettitt's test, with its p-value.
 
-    The step divides the series into the two parts whose ranks differ most.
+    The step divides the series into the two parts whose ranks differ most. If K is the largest
+    absolute value of Pettitt's U for n values, the p-value is about 2 exp(-6 K^2 / (n^3 + n^2)).
     """
-    rank_differences = np.abs(_rank_differences_of_parts(values))
-    largest = float(rank_differences.max(initial=0.0))
-    if largest == 0:
+    absolute_u = np.abs(_pettitt_statistics(values))
+    k = float(absolute_u.max(initial=0.0))
+    if k == 0:
         return ChangePoint(index=0, p_value=1.0)
 
-    count = len(values)
-    p_value = 2.0 * math.exp(-6.0 * largest * largest / (count**3 + count**2))
+    n = len(values)
+    p_value = 2.0 * math.exp(-6.0 * k * k / (n**3 + n**2))
 
-    last_index_before_step = int(np.argmax(rank_differences))
+    last_index_before_step = int(np.argmax(absolute_u))
     return ChangePoint(index=last_index_before_step + 1, p_value=min(1.0, p_value))
 
 
-def _rank_differences_of_parts(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return Pettitt's U for each place at which a series can be divided.
+def _pettitt_statistics(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return Pettitt's statistic U for each place at which a series can be divided in two.
 
-    For a first part of length t, U is 2 * (sum of the ranks of the part) - t * (n + 1). The values
-    5, 5, 9 have the ranks 1.5, 1.5, 3. So U is -1 for the part 5, and -2 for the part 5, 5.
+    If the first t of n values are the first part,
+
+        U = 2 * (sum of the ranks of the first part) - t * (n + 1),
+
+    which is 0 if both parts have the same mean rank. The values 5, 5, 9 have the ranks 1.5, 1.5, 3.
+    So U is -1 for the part 5, and -2 for the part 5, 5.
     """
-    count = len(values)
+    n = len(values)
     rank_sums = np.cumsum(_average_ranks(values))
-    earlier_lengths = np.arange(1, count)
-    differences: NDArray[np.float64] = 2.0 * rank_sums[:-1] - earlier_lengths * (count + 1)
-    return differences
+    rank_sums_of_first_part = rank_sums[
+        :-1
+    ]  # without the sum of all ranks: one part would be empty
+    lengths_of_first_part = np.arange(1, n)
+    u: NDArray[np.float64] = 2.0 * rank_sums_of_first_part - lengths_of_first_part * (n + 1)
+    return u
 
 
 def _average_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
