@@ -117,9 +117,10 @@ def estimate_log_percentile_error(
 ) -> float:
     """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
-    The fraction of values above the percentile has a standard error, by the method of batch means.
-    If that error is 0.002, the true p99 is about between the measured p98.8 and p99.2. Half of the
-    distance between their logarithms is returned.
+    1. The fraction of values above the percentile has a standard error, which is estimated from the
+       means of blocks of time. For a p99 it may be 0.002.
+    2. So the percentile is uncertain from p98.8 to p99.2, one standard error to each side.
+    3. The distance between the logarithms of these two percentiles is two standard errors.
 
     Args:
         values: The values in order of time, all above 0.
@@ -130,14 +131,16 @@ def estimate_log_percentile_error(
     count = len(values)
     percentile = sorted_values[quantile_index(count, fraction)]
     is_above = (values > percentile).astype(np.float64)
-    error_of_fraction = intervals.batch_means(is_above, batches=block_count).standard_error
+    fraction_above = intervals.batch_means(is_above, batches=block_count)
+    error_of_fraction = fraction_above.standard_error
 
     lower_fraction = max(fraction - error_of_fraction, 0.0)
     upper_fraction = min(fraction + error_of_fraction, 1.0)
-    lower_value = sorted_values[quantile_index(count, lower_fraction)]
-    upper_value = sorted_values[quantile_index(count, upper_fraction)]
+    lower_percentile = sorted_values[quantile_index(count, lower_fraction)]
+    upper_percentile = sorted_values[quantile_index(count, upper_fraction)]
 
-    return float(math.log(upper_value) - math.log(lower_value)) / 2
+    two_standard_errors = float(math.log(upper_percentile) - math.log(lower_percentile))
+    return two_standard_errors / 2
 
 
 def count_blocks_above(
@@ -202,24 +205,30 @@ def build_indicators(
 def estimate_fraction(
     indicators_of_runs: Sequence[NDArray[np.float64]], value: float
 ) -> ScaledEstimate | None:
-    """Return a fraction of requests with its standard error, or None for too few requests.
+    """Return a fraction of good requests with its standard error, or None for too few requests.
+
+    The error is that of the means of blocks of time, which also shows errors that correlated
+    requests make. It is at least the error of as many independent requests, because without a bad
+    request all blocks are equal, and their error would be 0.
 
     Args:
-        indicators_of_runs: For each run, 1 for each good request and 0 for each bad one.
-        value: The fraction of good requests in the summary.
+        indicators_of_runs: For each run, 1 for each good request and 0 for each bad one, in order
+            of time.
+        value: The fraction of good requests, which the result has as its value.
     """
     indicators = np.concatenate(indicators_of_runs)
-    if len(indicators) < MIN_SAMPLES:
+    request_count = len(indicators)
+    if request_count < MIN_SAMPLES:
         return None
 
-    # Without a failed request, all blocks are equal. That does not mean that the error is 0.
-    min_error = agresti_coull_error(good_count=float(indicators.sum()), count=len(indicators))
-    by_blocks = estimate_mean(indicators)
-    if by_blocks is None:
-        return ScaledEstimate(value, min_error, _FEWEST_DEGREES_OF_FREEDOM)
+    good_count = float(indicators.sum())
+    error_if_independent = agresti_coull_error(good_count, request_count)
+    mean_by_blocks = estimate_mean(indicators)
+    if mean_by_blocks is None:
+        return ScaledEstimate(value, error_if_independent, _FEWEST_DEGREES_OF_FREEDOM)
 
-    error = max(min_error, by_blocks.error)
-    return ScaledEstimate(value, error, by_blocks.degrees_of_freedom)
+    error = max(error_if_independent, mean_by_blocks.error)
+    return ScaledEstimate(value, error, mean_by_blocks.degrees_of_freedom)
 
 
 def agresti_coull_error(good_count: float, count: int) -> float:

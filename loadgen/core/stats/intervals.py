@@ -324,16 +324,20 @@ def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans
 def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
     """Return the means of two independent samples, which may differ in length and variance.
 
-    Fieller's theorem tests x_mean - r * y_mean, where r is the ratio of the means. The degrees of
-    freedom are Welch's for x_mean_variance + r^2 * y_mean_variance, the variance of the
-    difference.
+    Fieller's theorem is about the difference x_mean - ratio * y_mean. For independent samples, the
+    variance of this difference is
+
+        (variance of x_mean) + ratio^2 * (variance of y_mean).
+
+    It is the sum of two estimated variances, so its degrees of freedom are those of Welch (1947).
     """
     x_mean = float(x.mean())
     y_mean = float(y.mean())
     x_mean_variance = float(x.var(ddof=1)) / len(x)
     y_mean_variance = float(y.var(ddof=1)) / len(y)
 
-    ratio = x_mean / y_mean if y_mean else 1.0  # any number, as the interval is unbounded then
+    # With y_mean = 0, the interval is unbounded, and so does not depend on the degrees of freedom.
+    ratio = x_mean / y_mean if y_mean else 1.0
     degrees_of_freedom = welch_degrees_of_freedom(
         variance_a=x_mean_variance,
         degrees_of_freedom_a=len(x) - 1,
@@ -387,24 +391,30 @@ def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
 
 
 def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
-    """Return the ratio of two independent positive values, from the confidence interval of each.
+    """Return the ratio of two independent positive values, with a confidence interval.
 
-    This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    If the numerator may be 3 % lower and the denominator 4 % higher, the ratio may be about
-    sqrt(3^2 + 4^2) = 5 % lower. The ratio is NaN unless both values are positive and finite.
+    The interval of the ratio is computed from the intervals of both values. If the numerator may be
+    3 % lower and the denominator 4 % higher, the ratio may be about sqrt(3^2 + 4^2) = 5 % lower.
+    This is the method of variance estimates recovery (MOVER, Zou and Donner 2008). It is applied to
+    logarithms, because the logarithm of a ratio is a difference.
+
+    The ratio is NaN, and has no bounds, unless both values are positive and finite.
     """
-    has_ratio = 0 < numerator.value < math.inf and 0 < denominator.value < math.inf
-    if not has_ratio:
+    is_numerator_valid = 0 < numerator.value < math.inf
+    is_denominator_valid = 0 < denominator.value < math.inf
+    if not is_numerator_valid or not is_denominator_valid:
         return Interval(value=math.nan, low=0.0, high=math.inf, level=numerator.level)
 
     log_ratio = math.log(numerator.value / denominator.value)
-    distances = _distances_of_ratio(_log_distances(numerator), _log_distances(denominator))
-    is_bounded = distances.to_high < MAX_EXPONENT  # `math.exp` of more would overflow
+    log_distances = _distances_of_ratio(_log_distances(numerator), _log_distances(denominator))
+    log_low = log_ratio - log_distances.to_low
+    log_high = log_ratio + log_distances.to_high
+    is_bounded = log_distances.to_high < MAX_EXPONENT  # `math.exp` of more would overflow
 
     return Interval(
         value=math.exp(log_ratio),
-        low=math.exp(log_ratio - distances.to_low),
-        high=math.exp(log_ratio + distances.to_high) if is_bounded else math.inf,
+        low=math.exp(log_low),
+        high=math.exp(log_high) if is_bounded else math.inf,
         level=numerator.level,
     )
 

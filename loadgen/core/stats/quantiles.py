@@ -297,31 +297,33 @@ def ks_distance(
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
     The distance is the largest difference between the share of the values up to x and the
-    probability of the distribution up to x. The share jumps at each value, so the shares below and
-    above each jump are compared.
+    probability of the distribution up to x, for any x. The share jumps at each value, so the shares
+    right below the value and up to the value are compared.
 
     Args:
-        ordered: The values, in ascending order.
-        cdf: The probability of the distribution up to x, for an array of x.
-        cdf_below: The probability below x, the same function for a continuous distribution.
+        ordered: The values, at least one, in ascending order.
+        cdf: Returns the probability P(X <= x) of the distribution, for an array of x.
+        cdf_below: Returns P(X < x). For a continuous distribution, it is the same function.
     """
+    # The number of values below each distinct value is the index of the first of the equal values.
+    # The number of values up to it is the number below the next distinct value.
     value_count = len(ordered)
+    count_below = _first_of_equal(ordered)
+    count_up_to = np.append(count_below[1:], value_count)
 
-    # Equal values have the indexes from `first_indexes` to before `end_indexes`.
-    first_indexes = _first_of_equal(ordered)
-    end_indexes = np.append(first_indexes[1:], value_count)
+    largest_differences = []
+    for block in block_slices(len(count_below)):  # in blocks, to need little memory
+        distinct_values = ordered[count_below[block]]
 
-    distances = []
-    for block in block_slices(len(first_indexes)):  # in blocks, to need little memory
-        distinct_values = ordered[first_indexes[block]]
-        share_below = first_indexes[block] / value_count
-        share_up_to = end_indexes[block] / value_count
+        share_below = count_below[block] / value_count
         differences_below = np.abs(share_below - cdf_below(distinct_values))
-        differences_up_to = np.abs(share_up_to - cdf(distinct_values))
-        distances.append(differences_below.max())
-        distances.append(differences_up_to.max())
+        largest_differences.append(differences_below.max())
 
-    return float(max(distances))
+        share_up_to = count_up_to[block] / value_count
+        differences_up_to = np.abs(share_up_to - cdf(distinct_values))
+        largest_differences.append(differences_up_to.max())
+
+    return float(max(largest_differences))
 
 
 def _first_of_equal(ordered: NDArray[np.float64]) -> NDArray[np.int64]:
