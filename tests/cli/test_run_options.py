@@ -61,6 +61,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("max_in_flight", "0", "invalid_value"),
     ("max_in_prefill", "0", "invalid_value"),
     ("check_share", "many", "invalid_value"),
+    ("trajectory_start", "late", "unknown_name"),
+    ("idle_cap", "soon", "invalid_value"),
+    ("turns", "some", "unknown_name"),
+    ("trajectory_salt", "sugar", "unknown_name"),
+    ("trajectory_end", "never", "unknown_name"),
+    ("trajectory_history", "none", "unknown_name"),
     ("num_requests", -5, "invalid_value"),
     ("duration", "0s", "out_of_range"),
     ("warmup", "ten", "invalid_value"),
@@ -105,6 +111,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("energy", "watts", "invalid_url"),
     ("profile", ":3s", "invalid_value"),
     ("server_metrics", "ftp://h", "invalid_url"),
+    ("accepted_length", "many", "invalid_value"),
     ("gpus", 0, "invalid_value"),
     ("gpus", -4, "invalid_value"),
     ("metadata", "key", "invalid_value"),
@@ -252,6 +259,7 @@ def test_the_option_table_agrees_with_the_settings() -> None:
     of_load = {name for name, option in OPTIONS.items() if option.used_by == "load"}
     keys = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     keys |= {"trace_unit", "check_share"}
+    keys |= {f"trajectory_{field}" for field in ("start", "salt", "end", "history")} | {"turns"}
 
     assert not read_flags(**dict.fromkeys(of_load - keys, "1")).errors
     assert of_load == set(LOAD_OPTIONS)

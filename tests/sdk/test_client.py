@@ -130,6 +130,7 @@ OUTCOMES: dict[str, Outcome] = {
     "oversized@2": Outcome(),
     "split": Outcome(),
     "wrong_count": Outcome(output=TOKENS + 7),
+    "corrupt": Outcome(),
     "clamp@2": Outcome(events=2, output=2),
     "one_event": Outcome(events=1),
     "no_text": Outcome(events=0),
