@@ -210,25 +210,36 @@ def measure_answers(
         rows: The records of all requests.
         measured_stages: The indexes of the measured stages.
     """
-    slots = rows["slot"]
-    sent_ns = rows["sent_ns"]
-
+    # When the request of each measured response was sent.
+    checked_slots = [answer.slot for answer in scored_answers]
     is_measured = np.isin(rows["stage"], measured_stages)
-    is_ok = rows["status"] == STATUS["ok"]
-    is_checked = np.isin(slots, [answer.slot for answer in scored_answers])
-    row_indexes = np.flatnonzero(is_measured & is_ok & is_checked)
-
-    measured_slots = slots[row_indexes].tolist()
-    measured_sent_ns = sent_ns[row_indexes].tolist()
-    sent_ns_by_slot = dict(zip(measured_slots, measured_sent_ns, strict=True))
-
+    is_checked = np.isin(rows["slot"], checked_slots)
+    sent_ns_by_slot = _find_send_times(rows, is_selected=is_measured & is_checked)
     measured_answers = [answer for answer in scored_answers if answer.slot in sent_ns_by_slot]
-    times_ns = np.array([sent_ns_by_slot[answer.slot] for answer in measured_answers], np.int64)
-    in_flight_counts = count_in_flight(sent_ns, rows["done_ns"], times_ns)
+    send_times_ns = [sent_ns_by_slot[answer.slot] for answer in measured_answers]
+
+    # How many requests of the run were in flight at each of these times.
+    in_flight_counts = count_in_flight(
+        rows["sent_ns"], rows["done_ns"], np.array(send_times_ns, np.int64)
+    )
     return [
-        MeasuredAnswer(answer, int(in_flight))
-        for answer, in_flight in zip(measured_answers, in_flight_counts, strict=True)
+        MeasuredAnswer(answer, int(in_flight_count))
+        for answer, in_flight_count in zip(measured_answers, in_flight_counts, strict=True)
     ]
+
+
+def _find_send_times(rows: NDArray[np.void], is_selected: NDArray[np.bool_]) -> dict[int, int]:
+    """Return when each selected ok request was sent, in ns, by the number of the request ("slot").
+
+    Args:
+        rows: The records of all requests.
+        is_selected: Which records are selected.
+    """
+    is_ok = rows["status"] == STATUS["ok"]
+    row_indexes = np.flatnonzero(is_selected & is_ok)
+    slots = rows["slot"][row_indexes].tolist()
+    times_ns = rows["sent_ns"][row_indexes].tolist()
+    return dict(zip(slots, times_ns, strict=True))
 
 
 def count_in_flight(
@@ -352,24 +363,33 @@ def _strata_by_question(
 # -- comparison with a reference -----------------------------------------------------------------
 
 
+def _select_compared_answers(answers: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+    """Return the first response to each question that can be compared with a reference.
+
+    A sign test needs independent pairs, so further responses to a question do not count.
+    """
+    answer_by_question: dict[int, ScoredAnswer] = {}
+    for answer in answers:
+        can_be_compared = answer.agreement is not None and answer.reference_agreement is not None
+        if can_be_compared:
+            answer_by_question.setdefault(answer.question, answer)
+
+    return list(answer_by_question.values())
+
+
 def compare_with_reference(answers: Sequence[ScoredAnswer]) -> ReferenceComparison | None:
-    """Return whether a server's responses differ from the responses of a reference server.
+    """Return whether a server's responses differ from those of a reference server.
 
     The reference server has responded twice to each question. The agreement of a text is the
     fraction before its first difference from the first reference response. For each question, the
-    agreement of the server's response is compared with that of the second reference response. If
-    the servers do not differ, each is the larger one equally often, which a sign test checks.
-    """
-    # The test needs independent pairs, so only the first response to each question counts.
-    answer_by_question: dict[int, ScoredAnswer] = {}
-    for answer in answers:
-        has_both_agreements = (
-            answer.agreement is not None and answer.reference_agreement is not None
-        )
-        if has_both_agreements and answer.question not in answer_by_question:
-            answer_by_question[answer.question] = answer
+    agreement of the server's response is compared with the agreement of the second reference
+    response. If the servers do not differ, either agreement is the larger one in about half of the
+    questions, which a sign test checks.
 
-    compared_answers = list(answer_by_question.values())
+    Args:
+        answers: The responses of the server, each with both agreements if they are known.
+    """
+    compared_answers = _select_compared_answers(answers)
     if not compared_answers:
         return None
 

@@ -320,10 +320,10 @@ class Columns:
         *,
         keep_all: bool = False,
     ) -> None:
-        """Create a view of records or columns, without reading a column yet.
+        """Create a view of some records, without reading a column yet.
 
         Args:
-            rows: The records, in memory or in a file, or other columns.
+            rows: The records, in memory or in a file, or another view of records by column.
             selected: Which rows to select; None selects all.
             keep_all: Whether to cache each column that is read. Otherwise only CACHED_COLUMNS are
                 cached.

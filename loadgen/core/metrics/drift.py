@@ -193,12 +193,12 @@ def _number_blocks(due_ns: NDArray[np.int64], block_ns: int) -> NDArray[np.int8]
 def _add_to_blocks(
     samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
 ) -> None:
-    """Add the ok requests of a stage to the blocks that they are due in, with their latencies.
+    """Add the number and the latencies of ok requests to the block of time of each request.
 
     Args:
-        samples: The samples of each block.
-        columns: The records of the stage.
-        block_of_request: The number of the block of each ok request.
+        samples: The samples of each block of time.
+        columns: The records of a stage.
+        block_of_request: For each ok request, the number of the block in which it was due.
     """
     if not len(block_of_request):
         return
@@ -207,12 +207,13 @@ def _add_to_blocks(
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):
         block.requests += request_count
 
-    # In order of blocks, the requests of a block are adjacent, so the latencies can be split.
-    ordered_rows = _order_ok_rows(columns, block_of_request)
+    # Sort the requests by block, so that one array of latencies can be split into blocks.
+    rows_by_block = _order_ok_rows(columns, block_of_request)
     block_ends = np.cumsum(request_counts)
+    block_borders = block_ends[:-1]  # no split after the last block
     for metric in LATENCIES:
-        latencies_ns = columns.measure(metric)[ordered_rows]
-        latencies_of_blocks = np.split(latencies_ns, block_ends[:-1])
+        latencies_ns = columns.measure(metric)[rows_by_block]
+        latencies_of_blocks = np.split(latencies_ns, block_borders)
         _add_latencies(samples, metric, latencies_of_blocks)
 
 

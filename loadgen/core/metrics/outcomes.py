@@ -119,7 +119,10 @@ def meets_slo(
 
 
 def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which requests meet a term: those within its limit, and those that need no value.
+    """Return which requests meet a term of an SLO, a limit on the value of a metric.
+
+    Some requests without a value meet the term, too: responses that are too short to have the
+    metric, and requests for no output, such as embeddings.
 
     Args:
         columns: The requests.
@@ -128,14 +131,15 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
     """
     has_value = values != UNDEFINED
     is_within_limit = values <= term.limit_ns
-    is_metric_of_tokens = needs(term.metric) == "tokens"
-    if is_metric_of_tokens:
-        # A response that is too short to have a TPOT, for example, meets a limit on TPOT.
+
+    # A response of one token, for example, has no time per output token.
+    does_metric_need_tokens = needs(term.metric) == "tokens"
+    if does_metric_need_tokens:
         is_met: NDArray[np.bool_] = ~has_value | is_within_limit
         return is_met
 
-    # A request for no output, such as an embedding, needs no value.
-    return np.where(has_value, is_within_limit, columns.request_no_output)
+    has_no_output = columns.request_no_output
+    return np.where(has_value, is_within_limit, has_no_output)
 
 
 # -- lower bounds of the metrics of unfinished requests --------------------------------------------

@@ -384,18 +384,23 @@ class _ReasonFormatter(string.Formatter):
             value: The value of the placeholder.
             format_spec: The text after the colon of the placeholder.
         """
+        # `{remedy:part}` is replaced by another sentence.
         if format_spec == "part":
-            return self.format_sentence(_PARTS[value])
+            part_sentence = _PARTS[value]
+            return self.format_sentence(part_sentence)
 
-        is_noun = "|" in format_spec
-        if is_noun:
+        # `{requests:request|requests}` is replaced by a number and its noun.
+        has_two_nouns = "|" in format_spec
+        if has_two_nouns:
             singular, plural = format_spec.split("|")
             return text_format.counted(value, singular, plural)
 
-        if format_spec in self._formats:
-            format_value = self._formats[format_spec]
+        # `{share:share}` is replaced by the result of the function of that name.
+        format_value = self._formats.get(format_spec)
+        if format_value is not None:
             return format_value(value)
 
+        # Any other specification is one of Python, such as `{value_ms:.3g}`.
         return str(super().format_field(value, format_spec))
 
 

@@ -68,9 +68,17 @@ stamp_error = _if_first_token("stamp_error_ns")
 
 
 def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the floor of each quotient, UNDEFINED for no span or no positive divisor."""
+    """Return each span divided by a number, rounded down.
+
+    Args:
+        span_ns: The length of each span, UNDEFINED for no span.
+        divisor: The divisor of each span. For one of 0 or less, the result is UNDEFINED.
+    """
     positive_divisor = np.maximum(divisor, 1)
-    if span_ns.max(initial=0) < LARGEST_EXACT_FLOAT:
+
+    # Division of floats is faster than division of integers, and exact for small enough spans.
+    can_use_floats = span_ns.max(initial=0) < LARGEST_EXACT_FLOAT
+    if can_use_floats:
         quotient: NDArray[np.int64] = np.floor(span_ns / positive_divisor).astype(np.int64)
     else:
         quotient = span_ns // positive_divisor

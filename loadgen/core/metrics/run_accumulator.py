@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.results.manifest import RunManifest
-    from loadgen.core.slo import Slo
+    from loadgen.core.slo import Slo, TaskTerm
 
 
 OK_TASK_ENDS = "ok_task_ends"
@@ -278,29 +278,52 @@ def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Count ended conversations and tasks ("sessions") by how they ended.
+    """Add tasks whose last request has ended: by how they ended, and the times of ok tasks.
 
-    - "sessions_cancelled": a request was cancelled.
-    - "sessions_abandoned": the user went away during a response.
-    - "sessions_cut": a request was unfinished when the run ended.
-    - "sessions_good": the whole task meets its latency limit.
+    Args:
+        accumulator: The sums to add to. In the names of sums, a task is a "session".
+        ended: The tasks, which include conversations.
     """
-    is_cancelled = ended.cancelled > 0
-    is_cut_by_drain = (ended.unfinished > 0) & ~is_cancelled
-
-    accumulator.add_to_sum("sessions", len(is_cancelled))
-    accumulator.add_to_sum("sessions_cancelled", is_cancelled.sum())
-    accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
-    accumulator.add_to_sum("sessions_cut", is_cut_by_drain.sum())
+    _count_task_outcomes(accumulator, ended)
 
     is_ok = ended.ok > 0
     _add_ok_tasks(accumulator, ended.select(is_ok))
 
     slo = accumulator.slo
     if slo is not None and slo.task is not None:
-        is_good = tasks.meets_task_term(ended, slo.task)
-        accumulator.add_to_sum("sessions_good", is_good.sum())
-        _add_task_ends(accumulator, GOOD_TASK_ENDS, ended.end_ns[is_good])
+        _add_good_tasks(accumulator, ended, slo.task)
+
+
+def _count_task_outcomes(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
+    """Count tasks by how they ended.
+
+    - "sessions": all tasks.
+    - "sessions_cancelled": a request was cancelled.
+    - "sessions_abandoned": the user went away during a response.
+    - "sessions_cut": a request was unfinished when the run ended.
+    """
+    is_cancelled = ended.cancelled > 0
+    is_cut_by_end_of_run = (ended.unfinished > 0) & ~is_cancelled
+
+    accumulator.add_to_sum("sessions", len(is_cancelled))
+    accumulator.add_to_sum("sessions_cancelled", is_cancelled.sum())
+    accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
+    accumulator.add_to_sum("sessions_cut", is_cut_by_end_of_run.sum())
+
+
+def _add_good_tasks(
+    accumulator: MetricAccumulator, ended: TaskColumns, task_term: TaskTerm
+) -> None:
+    """Count the tasks that meet a latency limit on whole tasks, and add the times of their ends.
+
+    Args:
+        accumulator: The sums to add to.
+        ended: The tasks.
+        task_term: The latency limit.
+    """
+    is_good = tasks.meets_task_term(ended, task_term)
+    accumulator.add_to_sum("sessions_good", is_good.sum())
+    _add_task_ends(accumulator, GOOD_TASK_ENDS, ended.end_ns[is_good])
 
 
 def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:

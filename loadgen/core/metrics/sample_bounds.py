@@ -99,13 +99,13 @@ class GapBounds:
 
         Args:
             gaps: The measured gaps between the output events of all responses.
-            event_errors: The error of the timestamp of each event.
-            mean: The bounds of the mean gap.
-            largest: The bounds of the largest gap.
+            event_errors: How much earlier than its timestamp each event may have come.
+            mean: The smallest and the largest value that the mean gap may have.
+            largest: The smallest and the largest value that the largest gap may have.
         """
         self._gaps = gaps
-        self._mean = mean
-        self._largest = largest
+        self._mean_bounds = mean
+        self._largest_gap_bounds = largest
 
         # Two arrays with one entry for each error threshold: its size, and the largest number of
         # gaps that can be wrong by more, which is the number of events with a larger error.
@@ -174,7 +174,7 @@ class GapBounds:
     def bound_statistics(self) -> StatisticRanges:
         """Return the bounds of the mean, each quantile and the maximum."""
         quantiles = {name: self.bound_quantile(p) for name, p in QUANTILES}
-        return {"mean": self._mean, **quantiles, "max": self._largest}
+        return {"mean": self._mean_bounds, **quantiles, "max": self._largest_gap_bounds}
 
 
 class ErrorThreshold(NamedTuple):

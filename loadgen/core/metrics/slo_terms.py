@@ -207,14 +207,18 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
     sum_of = sample.accumulator.sum
     ok_with_value = sum_of(term_sum_name(term_number, "values"))
     ok_over_limit = sum_of(term_sum_name(term_number, "over"))
+
+    # Unfinished requests that were not over the limit yet.
     unfinished_over_limit = sum_of(term_sum_name(term_number, "unfinished_over"))
     undecided = sum_of("unfinished") - unfinished_over_limit
 
-    not_ok = sample.not_cancelled - undecided - sum_of("ok")
+    # Failed, dropped and lost requests, and the unfinished requests over the limit.
+    counted_as_over = sample.not_cancelled - undecided - sum_of("ok")
+
     return _SampleCounts(
-        total=ok_with_value + not_ok,
+        total=ok_with_value + counted_as_over,
         with_value=ok_with_value,
-        over_limit=ok_over_limit + not_ok,
+        over_limit=ok_over_limit + counted_as_over,
         unfinished=undecided,
         without_tpot=sample.count_without_tpot(term),
     )
@@ -251,6 +255,7 @@ def _decide_request_term(
         counts: The requests that the term is judged by.
         uncertain_range: The range of an uncertain value at the quantile, None if it is certain.
     """
+    # The value may be below or above the limit.
     if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
         return _undecided_outcome(_limit_in_range_reason(term.metric, uncertain_range))
 
@@ -258,9 +263,13 @@ def _decide_request_term(
     if is_met is not None:
         return _TermOutcome(is_met)
 
+    # Too many requests have no known value. Reports show the range of an uncertain value, which
+    # needs no reason.
     if uncertain_range is not None:
-        return _undecided_outcome(reason="")  # reports show the range instead of a reason
-    if counts.without_tpot:
+        return _undecided_outcome(reason="")
+
+    has_many_without_tpot = counts.without_tpot > 0
+    if has_many_without_tpot:
         return _undecided_outcome(_no_time_span_reason(counts.without_tpot))
     return _undecided_outcome(_TOO_MANY_UNFINISHED)
 
@@ -280,14 +289,18 @@ def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -
         term: The term: a quantile of a metric with a limit.
         counts: The requests that the term is judged by, and those without a known value.
     """
-    has_many_without_tpot = counts.without_tpot > 0  # few such responses count as 0
+    # The count of responses without TPOT is 0 unless there are many of them.
+    has_many_without_tpot = counts.without_tpot > 0
     has_many_unknown = sample.has_too_many_unfinished or has_many_without_tpot
-    if has_many_unknown and not _is_missed_in_any_case(term, counts):
+    could_unknown_decide = has_many_unknown and not _is_missed_in_any_case(term, counts)
+    if could_unknown_decide:
         return None
 
     # In ascending order of values, requests within the limit come before requests over the limit.
+    # So the quantile is within the limit if its index is below the number of the former.
     requests_within_limit = counts.total - counts.over_limit
-    return _quantile_index(counts, term) < requests_within_limit
+    index_of_quantile = _quantile_index(counts, term)
+    return index_of_quantile < requests_within_limit
 
 
 def _is_missed_in_any_case(term: Term, counts: _SampleCounts) -> bool:

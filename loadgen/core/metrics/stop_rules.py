@@ -86,6 +86,8 @@ def find_breach(
 def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | None:
     """Return the reason to stop if these requests break the rule, else None.
 
+    A rule limits the share of failed requests, or a quantile of a latency.
+
     Args:
         rule: The rule.
         requests: The requests that ended in the last WINDOW_NS.
@@ -97,16 +99,17 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
         "window_s": WINDOW_NS / 1e9,
         "at_s": now_ns / 1e9,
     }
+
     if rule.quantile is None:  # the rule limits the share of failed requests
         failed = len(requests) - int(requests.is_ok.sum())
         is_broken = failed >= rule.limit * len(requests)
-        values["failed"] = failed
-        return ReasonCode(code="stopped_by_errors", values=values) if is_broken else None
+        reason = ReasonCode(code="stopped_by_errors", values={**values, "failed": failed})
+    else:
+        over_limit = int(_is_over(rule, requests).sum())
+        is_broken = over_limit > _allowed_over_limit(len(requests), rule.quantile)
+        reason = ReasonCode(code="stopped_by_latency", values={**values, "over": over_limit})
 
-    over_limit = int(_is_over(rule, requests).sum())
-    is_broken = over_limit > _allowed_over_limit(len(requests), rule.quantile)
-    values["over"] = over_limit
-    return ReasonCode(code="stopped_by_latency", values=values) if is_broken else None
+    return reason if is_broken else None
 
 
 def _allowed_over_limit(requests: int, quantile: float) -> int:

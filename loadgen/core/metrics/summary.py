@@ -259,18 +259,24 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
 
 
 def is_inconclusive(summary: Summary) -> bool:
-    """Return True if a run does not decide its SLO, or decides a term of it on too few samples.
+    """Return True if a run does not decide whether its SLO is met, or decides it on few samples.
 
-    The terms of request classes with SLOs of their own count too.
+    A term of an SLO, or an objective, is not supported if it has too few samples. The SLOs of
+    request classes count too.
     """
-    if summary.goodput.undecided:
+    is_slo_undecided = bool(summary.goodput.undecided)
+    if is_slo_undecided:
         return True
-    goodputs = [summary.goodput, *(part.goodput for part in summary.classes)]
+
+    class_goodputs = [request_class.goodput for request_class in summary.classes]
+    goodputs = [summary.goodput, *class_goodputs]
     terms = [term for goodput in goodputs for term in goodput.slo]
-    if any(not term.supported for term in terms):
+    has_unsupported_term = any(not term.supported for term in terms)
+    if has_unsupported_term:
         return True
-    fluidity_objective = None if summary.fluidity is None else summary.fluidity.objective
-    return fluidity_objective is not None and not fluidity_objective.supported
+
+    objective = None if summary.fluidity is None else summary.fluidity.objective
+    return objective is not None and not objective.supported
 
 
 def fails_by_errors(summary: Summary) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.growth import Growth, GrowthTest, ReplicaSeries
+    from loadgen.core.metrics.shortfall import Shortfall
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import RunManifest, StagePlan
 
@@ -113,21 +114,32 @@ def judge_load(
         return Sustainable(reason=reason)
 
     judgement = _judge_by_growth(measured_stages, warmup_stages, window, manifest)
-    if judgement.sustained is False:
+    is_undecided = judgement.sustained is None
+    has_grown = not is_undecided and not judgement.sustained
+    if has_grown:
         return judgement
 
-    # In a closed loop, requests wait for responses, so arrivals require nothing.
+    # In a closed loop, requests wait for responses, so no number of responses is required.
     is_open_loop = not any(stage.closed for stage in stages)
     shortfall = find_shortfall(measured_stages) if is_open_loop else None
     if shortfall is not None:
-        return msgspec.structs.replace(
-            judgement, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
-        )
+        return _with_shortfall(judgement, shortfall)
 
-    if judgement.sustained is True:
-        return _undecided_if_many_failed(judgement, measured_stages)
+    if is_undecided:
+        return judgement
+    return _undecided_if_many_failed(judgement, measured_stages)
 
-    return judgement
+
+def _with_shortfall(judgement: Sustainable, shortfall: Shortfall) -> Sustainable:
+    """Return a judgement with the outcome that the server fell behind the arrivals.
+
+    Args:
+        judgement: The judgement of whether latencies or queues grew.
+        shortfall: How many fewer responses than required the server delivered.
+    """
+    return msgspec.structs.replace(
+        judgement, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
+    )
 
 
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
@@ -375,18 +387,22 @@ class _GrowthReport:
         """Return the judgement of a load under which latencies or queues certainly grew."""
         growths = sorted(self._test.certain, reverse=True)
         largest = growths[0]
-        reason = (
-            f"upward trend in {_series_of(largest)}, {_format_change(largest)} in "
-            f"{self._time_phrase}"
-        )
 
-        # A dictionary removes repeated names, and preserves their order.
-        names = dict.fromkeys(growth.replica for growth in growths if growth.replica)
-        if len(self._replicas) > 1:
-            reason += f"; {len(names)} of {len(self._replicas)} {self._replica_noun}s are affected"
+        # The names of the affected replicas. A dictionary removes repeated names, and preserves
+        # the order.
+        replicas = [growth.replica for growth in growths if growth.replica]
+        affected = tuple(dict.fromkeys(replicas))
+
+        series = _series_of(largest)
+        change = _format_change(largest)
+        reason = f"upward trend in {series}, {change} in {self._time_phrase}"
+        replica_count = len(self._replicas)
+        if replica_count > 1:
+            plural_noun = f"{self._replica_noun}s"
+            reason += f"; {len(affected)} of {replica_count} {plural_noun} are affected"
 
         judgement = self._make_judgement("grows", reason, sustained=False)
-        return msgspec.structs.replace(judgement, growing=tuple(names), growth_share=largest.share)
+        return msgspec.structs.replace(judgement, growing=affected, growth_share=largest.share)
 
     def _report_possible_growth(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""

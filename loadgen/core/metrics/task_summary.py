@@ -82,32 +82,35 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_tasks(
-    accumulator: MetricAccumulator, cut: CutConversations, window: Window
+    accumulator: MetricAccumulator, incomplete: CutConversations, window: Window
 ) -> Sessions | None:
-    """Return the summary of sessions, which are conversations and tasks, or None without any.
+    """Return the summary of the sessions of a run, or None if there are none.
 
-    Sessions that were cut off, or that have a cancelled request, have no outcome. They are counted
-    as cut only.
+    A session is a conversation or a task: a sequence of requests. Sessions that were cut off, or
+    that have a cancelled request, have no outcome. They are counted as cut only.
 
     Args:
-        accumulator: The requests, and the sessions whose last request is recorded.
-        cut: The number of sessions whose last request was never due.
+        accumulator: The requests, and the complete sessions, whose last request is recorded.
+        incomplete: The number of sessions whose last request was never due.
         window: The measurement window and the steady state, for rates.
     """
-    recorded = accumulator.sum("sessions")
-    has_sessions = bool(recorded or cut.by_end_of_load or cut.cancelled)
-    if not has_sessions:
+    complete_sessions = accumulator.sum("sessions")
+    incomplete_sessions = incomplete.by_end_of_load + incomplete.cancelled
+    if not complete_sessions and not incomplete_sessions:
         return None
 
-    cut_by_end_of_run = accumulator.sum("sessions_cut")
-    cancelled_at_end = accumulator.sum("sessions_cancelled")
-    with_outcome = recorded - cut_by_end_of_run - cancelled_at_end
+    # Complete sessions without an outcome.
+    unfinished_at_end_of_run = accumulator.sum("sessions_cut")
+    with_cancelled_request = accumulator.sum("sessions_cancelled")
+    without_outcome = unfinished_at_end_of_run + with_cancelled_request
+
+    with_outcome = complete_sessions - without_outcome
     ok_sessions = accumulator.sum("sessions_ok")
 
     return Sessions(
         # The sessions by outcome, and the rate of ok ones.
         count=with_outcome,
-        cut=cut.by_end_of_load + cut_by_end_of_run + cut.cancelled + cancelled_at_end,
+        cut=incomplete_sessions + without_outcome,
         abandoned=accumulator.sum("sessions_abandoned"),
         ok=ok_sessions,
         ok_per_s=per_second(ok_sessions, window),

@@ -62,14 +62,15 @@ class TimingEvidence(NamedTuple):
 def explain_lateness(
     samples: Sequence[WorkerSample], window: Window, *, is_local: bool
 ) -> dict[str, str | float | None]:
-    """Return why the client was late ("remedy"), and the numbers that show it.
+    """Return why the client was late, and the numbers that are the evidence.
 
-    If several causes apply, the first one in this order is returned:
+    The key "remedy" has one of these causes, each of which needs another remedy. If several apply,
+    the first one in this order is returned:
 
     - "disk": a worker spent more of a second writing records than waiting for a core.
     - "shared_host": client and server share a host, so that the server keeps the client waiting.
     - "other_processes": a worker waited for a core, which other processes used.
-    - "host": no worker was busy, so something else on the host delayed them.
+    - "host": no worker was busy, so something else on the host delayed the workers.
     - "lower_load": the workers were busy with the load itself.
 
     Args:
@@ -82,17 +83,20 @@ def explain_lateness(
     busiest = find_worst_second(samples, window, "cpu_share")
     if longest_wait is None or longest_write is None or busiest is None:
         # No worker was sampled over a full second, so nothing is known of the workers.
-        return {"remedy": "shared_host" if is_local else "lower_load"}
+        probable_cause = "shared_host" if is_local else "lower_load"
+        return {"remedy": probable_cause}
 
     waited_share = longest_wait.waited_share or 0.0  # None if the system does not report it
     write_share = longest_write.write_share
-    if write_share > max(MIN_WAITED_SHARE, waited_share):
+    is_disk_slow = write_share > max(MIN_WAITED_SHARE, waited_share)
+    if is_disk_slow:
         return {"remedy": "disk", "write_share": write_share, "at_s": longest_write.t_s}
 
     if is_local:
         return {"remedy": "shared_host"}
 
-    if waited_share > MIN_WAITED_SHARE:
+    is_core_shared = waited_share > MIN_WAITED_SHARE
+    if is_core_shared:
         return {
             "remedy": "other_processes",
             "worker": longest_wait.worker,
@@ -100,7 +104,8 @@ def explain_lateness(
             "at_s": longest_wait.t_s,
         }
 
-    if busiest.cpu_share < MAX_IDLE_CPU_SHARE:
+    are_workers_idle = busiest.cpu_share < MAX_IDLE_CPU_SHARE
+    if are_workers_idle:
         return {"remedy": "host", "cpu_share": busiest.cpu_share}
 
     return {"remedy": "lower_load"}

@@ -73,12 +73,20 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_tokens(group: RequestGroup) -> Tokens:
-    """Return the tokens of a group of requests, and their rates. Unknown numbers are None."""
+    """Return the tokens of a group of requests, and the rates of these tokens.
+
+    Numbers that are not known are None.
+
+    Args:
+        group: The requests, the GPUs that responded, and the intervals that rates are computed
+            over.
+    """
     requests = group.requests
     window = group.window
     gpus = group.gpus
 
     output_tokens = requests.sum_known("output_tokens")
+    requested_output_tokens = requests.sum_known("asked_output")
     window_rates = _rates_in_window(requests, window)
     steady_rates = _rates_in_steady_state(requests, window.steady, group.timeline)
 
@@ -89,7 +97,7 @@ def summarize_tokens(group: RequestGroup) -> Tokens:
         cached=requests.sum_known("cached_tokens"),
         cache_written=requests.sum_known("cache_written_tokens"),
         reasoning=requests.sum_known("reasoning_tokens"),
-        asked_output=requests.sum_known("asked_output"),
+        asked_output=requested_output_tokens,
         failed_input=requests.sum("failed_input"),
         failed_output=requests.sum("failed_output"),
         # Shares, and how the tokens were counted.

@@ -114,32 +114,33 @@ def _check_client_error(
     Args:
         evidence: The manifest and the metrics of the run.
         code: The code of the reason.
-        errors_ms: The errors, such as how much later than due each request was sent.
+        errors_ms: The distribution of the errors, such as how much later than due each request was
+            sent.
         limit_share: The largest share of the median latency that the errors may have.
     """
-    error = deciding_quantile(errors_ms)  # p99, or a lower quantile if there are few values
+    high_error = deciding_quantile(errors_ms)  # p99, or a lower quantile if there are few values
     latency = evidence.inputs.reference_latency
-    latency_ms = latency.p50_ms
-    if error is None or latency_ms is None:
+    median_latency_ms = latency.p50_ms
+    if high_error is None or median_latency_ms is None:
         return
 
-    is_error_small = error.value_ms <= limit_share * latency_ms
+    is_error_small = high_error.value_ms <= limit_share * median_latency_ms
     if is_error_small:
         return
 
-    share = error.value_ms / latency_ms if latency_ms > 0 else None
-    cause = explain_lateness(
+    error_share = high_error.value_ms / median_latency_ms if median_latency_ms > 0 else None
+    cause_values = explain_lateness(
         evidence.worker_samples, evidence.summary.window, is_local=is_local(evidence.manifest)
     )
     yield make_code(
         code,
-        quantile=error.name,
-        value_ms=error.value_ms,
-        share=share,
+        quantile=high_error.name,
+        value_ms=high_error.value_ms,
+        share=error_share,
         basis=latency.name,
-        basis_ms=latency_ms,
+        basis_ms=median_latency_ms,
         limit=limit_share,
-        **cause,
+        **cause_values,
     )
 
 
@@ -273,22 +274,28 @@ def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason why metrics, or statistics of metrics, are not reported."""
-    metrics = [
+    """Yield one caveat for each reason why values are missing in the summary of a run.
+
+    First come the metrics without any statistic, then the metrics without some statistics.
+    """
+    whole_metrics = [
         _Withheld(metric, statistics=[], reason=reason)
         for metric, reason in summary.withheld_metrics.items()
     ]
-    yield from _group_by_reason(metrics)
+    yield from _group_by_reason(whole_metrics)
 
+    single_statistics = [
+        _Withheld(metric, list(withheld.ranges), withheld.reason)
+        for metric, withheld in summary.withheld_statistics.items()
+    ]
+
+    # If there is a time between tokens ("itl"), it has the values of the gaps between events
+    # ("inter_chunk"), and is listed in their place.
     has_itl = summary.itl_ms is not None
-    statistics = []
-    for metric, withheld in summary.withheld_statistics.items():
-        is_listed_as_itl = metric == "inter_chunk" and has_itl  # the same gaps between events
-        if not is_listed_as_itl:
-            withheld_names = list(withheld.ranges)
-            statistics.append(_Withheld(metric, withheld_names, withheld.reason))
+    if has_itl:
+        single_statistics = [part for part in single_statistics if part.metric != "inter_chunk"]
 
-    yield from _group_by_reason(statistics)
+    yield from _group_by_reason(single_statistics)
 
 
 class _Withheld(NamedTuple):

@@ -316,16 +316,18 @@ def _list_replica_changes(events: tuple[Recovery, ...]) -> list[_ReplicaChange]:
 
 def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
     """Yield a warning if the client requested the server's timing and no response had it."""
-    stored_codes = {warning.code for warning in manifest.warning_codes.values()}
-    was_warned_at_start = "server_timing_missing" in stored_codes
-    if not manifest.server_timing or was_warned_at_start:
+    was_timing_requested = manifest.server_timing
+    codes_at_start = {warning.code for warning in manifest.warning_codes.values()}
+    was_warned_at_start = "server_timing_missing" in codes_at_start
+    if not was_timing_requested or was_warned_at_start:
         return
 
-    responses = summary.requests.ok
+    ok_responses = summary.requests.ok
     responses_with_timing = summary.splits.accounted
-    if responses and not responses_with_timing:
-        server = summary.target.server or "it"  # a pronoun in the sentence of the warning
-        yield make_code("server_timing_missing", server=server)
+    if ok_responses > 0 and responses_with_timing == 0:
+        # The warning calls a server without a known name "it".
+        server_name = summary.target.server or "it"
+        yield make_code("server_timing_missing", server=server_name)
 
 
 def _list_unsupported_terms(summary: Summary) -> Iterator[ReasonCode]:

@@ -159,17 +159,19 @@ def find_full_load_time(
 
     Args:
         all_stages: The requests of each stage of the run.
-        stages: The indices of adjacent stages. If there are none, the first stage is used.
+        stages: The indices of adjacent stages. Without any, the first stage of the run is used.
     """
-    first_stage = min(stages, default=0)
-    last_stage = max(stages, default=0)
+    first_index = min(stages, default=0)
+    last_index = max(stages, default=0)
+    first_stage = all_stages[first_index]
+    last_stage = all_stages[last_index]
 
-    earlier_ends_ns = [stage.maximum("done_ns") for stage in all_stages[:first_stage]]
-    last_user_start_ns = all_stages[first_stage].maximum("user_start")
-    start_ns = max([*earlier_ends_ns, last_user_start_ns])
+    ends_of_earlier_stages_ns = [stage.maximum("done_ns") for stage in all_stages[:first_index]]
+    last_user_start_ns = first_stage.maximum("user_start")
+    start_ns = max([*ends_of_earlier_stages_ns, last_user_start_ns])
 
     # Without recorded ends of virtual users, the full load has no end.
-    user_ends_ns = all_stages[last_stage].added_values["user_end"]
+    user_ends_ns = last_stage.added_values["user_end"]
     if not user_ends_ns.count:
         return FullLoadTime(start_ns)
 
@@ -214,9 +216,11 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
         return np.zeros(len(columns), bool)
 
     # The last 8 of 100 conversations with 3 slots each begin at slot 92 * 3 of the stage.
+    virtual_users = plan.concurrency
     conversations = plan.slots // turns if plan.sessions is None else plan.sessions
-    earlier_slots = (conversations - plan.concurrency) * turns
-    is_in_last_conversation = columns["slot"] >= plan.first_slot + earlier_slots
+    slots_of_earlier_conversations = (conversations - virtual_users) * turns
+    first_slot_of_last_conversations = plan.first_slot + slots_of_earlier_conversations
+    is_in_last_conversation = columns["slot"] >= first_slot_of_last_conversations
 
     is_single_request = ~columns.is_known("session")
     is_last_turn = is_single_request | is_last_slot_of_task(columns["slot"], turns)
@@ -303,12 +307,19 @@ def _events_until(events_before_bins: NDArray[np.int64], time_s: float) -> float
     For [0, 3, 3, 5] events before the bins 0 to 3, half a bin after the start gives 1.5 events.
     """
     bin_count = len(events_before_bins) - 1  # the last entry is the total
-    time_in_bins = time_s * 1e9 / BIN_NS  # 2.5 is the middle of bin 2
-    bin_number = min(max(int(time_in_bins), 0), bin_count - 1)
+    position = time_s * 1e9 / BIN_NS  # in bins: 2.5 is the middle of bin 2
 
-    start_and_end = [bin_number, bin_number + 1]
-    events_before_each = events_before_bins[bin_number : bin_number + 2]
-    return float(np.interp(time_in_bins, start_and_end, events_before_each))
+    # A time before the first bin or after the last one is looked up in that bin.
+    first_bin = 0
+    last_bin = bin_count - 1
+    bin_of_time = min(max(int(position), first_bin), last_bin)
+    next_bin = bin_of_time + 1
+
+    events_before_bin = events_before_bins[bin_of_time]
+    events_before_next_bin = events_before_bins[next_bin]
+    return float(
+        np.interp(position, [bin_of_time, next_bin], [events_before_bin, events_before_next_bin])
+    )
 
 
 def estimate_tokens_within(columns: Columns, interval: Span) -> float:
