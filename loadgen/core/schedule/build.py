@@ -80,11 +80,20 @@ class _ArrivalRandomness:
     Attributes:
         poisson_seed: The seed of Poisson arrivals. They are drawn as MLPerf LoadGen draws them, so
             that a run of LoadGen can be reproduced.
-        rng: The generator of all other arrival processes.
+        base_seed: The seed of all other arrival processes, together with the index of the stage.
+        stage_index: The index of the stage.
     """
 
     poisson_seed: int
-    rng: np.random.Generator
+    base_seed: int
+    stage_index: int
+
+    def create_generator(self) -> np.random.Generator:
+        """Return the generator of all arrival processes but Poisson arrivals.
+
+        A closed loop needs none, and is spared the import of `numpy.random`.
+        """
+        return seeds.generator(self.base_seed, "arrivals", self.stage_index)
 
 
 def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
@@ -135,8 +144,7 @@ def _arrival_randomness(workload: Workload, seed: int, stage_index: int) -> _Arr
     else:
         poisson_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
 
-    rng = seeds.generator(base_seed, "arrivals", stage_index)
-    return _ArrivalRandomness(poisson_seed, rng)
+    return _ArrivalRandomness(poisson_seed, base_seed, stage_index)
 
 
 def _has_arrivals_of_mlperf(workload: Workload, stage_index: int) -> bool:
@@ -236,7 +244,7 @@ def _draw_arrivals(stage: Stage, randomness: _ArrivalRandomness) -> Arrivals:
     when earlier ones have ended.
     """
     poisson_seed = randomness.poisson_seed
-    rng = randomness.rng
+    rng = randomness.create_generator()
     bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
     match stage.arrival:
         case Constant(rate=rate):
