@@ -91,6 +91,8 @@ def meet(
                 await writer.drain()
                 if b"Content-Length" not in response:
                     return
+        except asyncio.IncompleteReadError:
+            pass  # the client's timeout ended the connection before the body was sent
         finally:
             writer.close()
 
