@@ -8,15 +8,17 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UserError, of_reading
 from loadgen.core.workload import hub
 from loadgen.formats import FORMATS, FormatRow
+
+ContentT = TypeVar("ContentT")
 
 LocatedRow = tuple[str, Mapping[str, Any]]
 """The place of a row for error messages, such as `FILE:LINE`, and the row."""
@@ -156,6 +158,46 @@ def resolve_data_set(path: Path) -> DataFiles:
     """
     is_on_hugging_face = str(path).startswith(HUB)
     return _resolve_hub_name(str(path)) if is_on_hugging_face else DataFiles([path], note="")
+
+
+class DataSetVersion(NamedTuple):
+    """A data set as it is at a time.
+
+    Attributes:
+        path: The file, or the name of a data set of Hugging Face.
+        files: Its files.
+        sizes_and_times: The size of each file and the time of its last change in ns. Other values
+            are another version.
+        source_note: A sentence for the user about where the files come from, or "".
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    sizes_and_times: tuple[tuple[int, int], ...]
+    source_note: str
+
+
+def read_version(
+    path: Path, read_cached: Callable[[DataSetVersion], ContentT], content: str
+) -> ContentT:
+    """Return what a reader with a cache returns for a data set as it is now.
+
+    Args:
+        path: A file, or the name of a data set of Hugging Face.
+        read_cached: Reads the data set, or returns what it returned for the same version.
+        content: What is read, for the error of an unreadable file.
+
+    Raises UserError if a file cannot be read, and all errors of `read_cached`.
+    """
+    files, source_note = resolve_data_set(path)
+    try:
+        file_stats = [file.stat() for file in files]
+        sizes_and_times = tuple((stat.st_size, stat.st_mtime_ns) for stat in file_stats)
+        return read_cached(DataSetVersion(path, tuple(files), sizes_and_times, source_note))
+    except OSError as error:
+        unreadable_file = error.filename or path
+        problem = f"cannot read the {content}: {error.strerror}"
+        raise UserError(of_reading(error), problem, str(unreadable_file)) from None
 
 
 def _resolve_hub_name(name: str) -> DataFiles:

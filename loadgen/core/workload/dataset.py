@@ -26,9 +26,9 @@ from loadgen.core.errors import (
     LoadgenError,
     UserError,
     has_too_many,
-    of_reading,
 )
 from loadgen.core.workload import data_files
+from loadgen.core.workload.data_files import DataSetVersion
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row, wrap_conversation
 from loadgen.core.workload.row_errors import BadRowError, EmptyConversationError
 
@@ -228,23 +228,6 @@ class _RowChecker:
             yield f"{self._path.name}: left out {conversations} without a user message"
 
 
-class _DataSetVersion(NamedTuple):
-    """A data set as it is at a time.
-
-    Attributes:
-        path: The file, or the name of a data set of Hugging Face.
-        files: Its files.
-        sizes_and_times: The size of each file and the time of its last change in ns. Other values
-            are another version.
-        source_note: A sentence for the user about where the files come from, or "".
-    """
-
-    path: Path
-    files: tuple[Path, ...]
-    sizes_and_times: tuple[tuple[int, int], ...]
-    source_note: str
-
-
 KNOWN_ANSWER_HINT = 'write one per line, like {"prompt": "What is 1 + 1?", "answer": "2"}'
 """The hint for an empty file of questions with known answers."""
 
@@ -272,21 +255,11 @@ def read_rows(path: str | Path) -> Rows:
 
     Raises CombinedError with the first errors in the rows, or UserError for the file.
     """
-    path = Path(path)
-    files, source_note = data_files.resolve_data_set(path)
-    try:
-        file_stats = [file.stat() for file in files]
-        sizes_and_times = tuple((stat.st_size, stat.st_mtime_ns) for stat in file_stats)
-        cache_key = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
-        return _read_cached(cache_key)
-    except OSError as error:
-        unreadable_file = error.filename or path
-        problem = f"cannot read the requests: {error.strerror}"
-        raise UserError(of_reading(error), problem, str(unreadable_file)) from None
+    return data_files.read_version(Path(path), _read_cached, content="requests")
 
 
 @functools.lru_cache(maxsize=DATASETS_CACHED)
-def _read_cached(version: _DataSetVersion) -> Rows:
+def _read_cached(version: DataSetVersion) -> Rows:
     """Read a data set, or return its rows from the cache if no file has changed."""
     files = version.files
     if len(files) == 1 and data_files.is_jsonl(files[0]):

@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,9 +26,9 @@ from loadgen.core.errors import (
     LoadgenError,
     UserError,
     has_too_many,
-    of_reading,
 )
 from loadgen.core.workload import data_files
+from loadgen.core.workload.data_files import DataSetVersion
 from loadgen.core.workload.dataset import TemporaryFile, read_located_rows
 from loadgen.core.workload.row_errors import BadRowError, EmptyConversationError
 from loadgen.core.workload.trajectory_rows import (
@@ -240,15 +240,6 @@ class _DataSetReader:
         ]
 
 
-class _DataSetVersion(NamedTuple):
-    """A data set as it is at a time, with the size and the time of change of each of its files."""
-
-    path: Path
-    files: tuple[Path, ...]
-    sizes_and_times: tuple[tuple[int, int], ...]
-    source_note: str
-
-
 def read_trajectories(path: str | Path) -> TrajectoryData:
     """Read the recorded sessions of a data set, and check every row.
 
@@ -258,21 +249,11 @@ def read_trajectories(path: str | Path) -> TrajectoryData:
         CombinedError: Rows have mistakes. The error contains the first of them.
         UserError: A file cannot be read.
     """
-    path = Path(path)
-    files, source_note = data_files.resolve_data_set(path)
-    try:
-        file_stats = [file.stat() for file in files]
-        sizes_and_times = tuple((stat.st_size, stat.st_mtime_ns) for stat in file_stats)
-        version = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
-        return _read_cached(version)
-    except OSError as error:
-        unreadable_file = error.filename or path
-        problem = f"cannot read the sessions: {error.strerror}"
-        raise UserError(of_reading(error), problem, str(unreadable_file)) from None
+    return data_files.read_version(Path(path), _read_cached, content="sessions")
 
 
 @functools.lru_cache(maxsize=DATA_SETS_CACHED)
-def _read_cached(version: _DataSetVersion) -> TrajectoryData:
+def _read_cached(version: DataSetVersion) -> TrajectoryData:
     """Read the sessions of a data set.
 
     The cache returns the sessions of an earlier call if no file has changed: `version` contains the
