@@ -17,7 +17,7 @@ from loadgen.answers.comparison import (
 from loadgen.answers.questions import AnswerKey, Question
 from loadgen.core import format
 from loadgen.core.results import files
-from loadgen.core.results.json_files import decode_json
+from loadgen.core.results.json_files import decode_json, encode_json_lines
 
 FILE = "answers.json"
 SCORES = "scores.jsonl"
@@ -89,9 +89,9 @@ def write_result(
     """
     folder.mkdir(parents=True, exist_ok=True)
 
-    files.replace(folder / SCORES, _encode_lines(prompts))
+    files.replace(folder / SCORES, encode_json_lines(prompts))
     if texts is not None:
-        files.replace(folder / TEXTS, _encode_lines(texts))
+        files.replace(folder / TEXTS, encode_json_lines(texts))
     files.replace(folder / FILE, format.document(result))
 
 
@@ -139,7 +139,7 @@ def _regenerate_scores(folder: Path) -> bytes:
         other_answers = [row.other_answer for row in rows]
 
     scored_prompts = score_prompts(rows, answers, other_answers)
-    return _encode_lines(scored_prompts)
+    return encode_json_lines(scored_prompts)
 
 
 def read_result(folder: Path) -> AnswersResult:
@@ -179,7 +179,3 @@ def _read_json_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
         _DAMAGED_HINT,
         verbatim=True,
     )
-
-
-def _encode_lines(rows: Sequence[msgspec.Struct]) -> bytes:
-    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from loadgen.answers.completions import DEFAULT_OUTPUT_TOKENS, SendOptions, send_questions
 from loadgen.answers.questions import Question
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results import files
+from loadgen.core.results.json_files import encode_json_lines
 from loadgen.core.workload.dataset_rows import LENGTH_FIELDS, DatasetRow
 from loadgen.core.workload.known_answers import RECORDED_KEY, CheckKind
 
@@ -148,9 +147,8 @@ def _recorded_row(
 
 def _write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows as JSON lines. Raises UserError if the file cannot be written."""
-    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     try:
-        files.replace(file, lines, shared=True)
+        files.replace(file, encode_json_lines(rows), shared=True)
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise UserError("unwritable_file", problem, f"--record {file}") from None

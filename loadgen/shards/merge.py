@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from loadgen.core import run_folder
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import checksums, parquet, shard_schedule, store
+from loadgen.core.results.json_files import encode_json_lines
 from loadgen.core.results.manifest import WorkerSample
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.record_log import HEAT
@@ -128,7 +128,7 @@ def _write_worker_samples(positions: Sequence[PartPosition], run_dir: Path) -> N
             samples.append(replace(sample, t_s=sample.t_s + delay_s, worker=worker))
 
     samples.sort(key=lambda sample: (sample.t_s, sample.worker))
-    store.replace(run_dir / "seconds.jsonl", _encode_lines(samples))
+    store.replace(run_dir / "seconds.jsonl", encode_json_lines(samples))
 
 
 def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> None:
@@ -154,9 +154,4 @@ def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> N
 
     if samples:
         samples.sort(key=lambda sample: sample.t_s)
-        store.replace(run_dir / series.FILE, _encode_lines(samples))
-
-
-def _encode_lines(samples: Sequence[msgspec.Struct]) -> bytes:
-    """Return samples as JSON lines."""
-    return b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
+        store.replace(run_dir / series.FILE, encode_json_lines(samples))

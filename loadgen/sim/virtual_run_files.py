@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from loadgen.core.results import answer_files, gaps, parquet, store
 from loadgen.core.results.answer_files import AnswerOutcomes
+from loadgen.core.results.json_files import encode_json_lines
 from loadgen.core.results.manifest import RunManifest, WorkerSample, encode_manifest
 from loadgen.core.results.record_log import UNCERTAINTY_PREFIX
 from loadgen.core.server_metrics import series
@@ -94,7 +93,7 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
     """
     results = contents.results
     store.replace(run_dir / "run.json", encode_manifest(contents.run_manifest))
-    store.replace(run_dir / "seconds.jsonl", _json_lines(contents.worker_samples))
+    store.replace(run_dir / "seconds.jsonl", encode_json_lines(contents.worker_samples))
     _write_event_timelines(run_dir / "flows", results)
     _write_records(run_dir / "requests", results)
 
@@ -106,12 +105,7 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
         answer_files.write_outcomes(run_dir, contents.answer_outcomes)
 
     if contents.replica_counts:
-        store.replace(run_dir / series.FILE, _json_lines(contents.replica_counts))
-
-
-def _json_lines(values: Sequence[msgspec.Struct]) -> bytes:
-    """Return one line of JSON per value."""
-    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+        store.replace(run_dir / series.FILE, encode_json_lines(contents.replica_counts))
 
 
 def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:

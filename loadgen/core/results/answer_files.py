@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from loadgen.core.results import files
-from loadgen.core.results.json_files import decode_json_lines
+from loadgen.core.results.json_files import decode_json_lines, encode_json_lines
 
 if TYPE_CHECKING:
     from loadgen_sdk.request import Completion
@@ -134,17 +134,13 @@ def create_recorded_response(
 def write_known_answers(folder: Path, known_answers: Sequence[KnownAnswer]) -> None:
     """Write what is known about the right responses. Nothing is written if there is nothing."""
     if known_answers:
-        files.replace(folder / KNOWN_ANSWERS, _encode_lines(known_answers))
+        files.replace(folder / KNOWN_ANSWERS, encode_json_lines(known_answers))
 
 
 def write_outcomes(folder: Path, outcomes: AnswerOutcomes) -> None:
     """Write the outcomes of checks and the wrong responses, in the order of the requests."""
-    files.replace(folder / SCORED_ANSWERS, _encode_lines(outcomes.scored))
-    files.replace(folder / WRONG_ANSWERS, _encode_lines(outcomes.wrong))
-
-
-def _encode_lines(values: Iterable[msgspec.Struct]) -> bytes:
-    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+    files.replace(folder / SCORED_ANSWERS, encode_json_lines(outcomes.scored))
+    files.replace(folder / WRONG_ANSWERS, encode_json_lines(outcomes.wrong))
 
 
 def has_checked_answers(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Decode JSON files that loadgen wrote.
+"""Decode JSON files that loadgen wrote, and encode JSON lines.
 
 A file may come from a stranger, so its texts are made harmless for a terminal and for pages.
 """
@@ -64,6 +64,11 @@ def decode_json(
         raise UserError(
             "damaged_file", message=f"not {description}: {error}", where=where, hint=hint
         ) from None
+
+
+def encode_json_lines(values: Iterable[object]) -> bytes:
+    """Return one line of JSON per value."""
+    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
 
 
 def decode_json_lines(lines: Iterable[bytes], content_type: type[ContentT]) -> Iterator[ContentT]:

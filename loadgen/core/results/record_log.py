@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.results.answer_files import RESPONSES, RecordedResponse
 from loadgen.core.results.files import PRIVATE, open_private, replace
+from loadgen.core.results.json_files import encode_json_lines
 from loadgen.core.results.manifest import WorkerSample, decode_worker_samples
 from loadgen.core.results.parquet import read_records
 from loadgen.core.results.record import BIN_NS, ROW, concatenate_rows
@@ -325,7 +326,7 @@ class RecordLog:
         Rows are written after texts and events, so that whatever a stored row refers to is stored.
         """
         if self._new_texts:
-            _write_all(self._text_fd, _json_lines(self._new_texts))
+            _write_all(self._text_fd, encode_json_lines(self._new_texts))
             self._new_texts.clear()
 
         if self._new_event_times:
@@ -335,14 +336,14 @@ class RecordLog:
 
         if self._new_answers:
             with open(self._path(RESPONSES), "ab", opener=open_private) as file:
-                file.write(_json_lines(self._new_answers))
+                file.write(encode_json_lines(self._new_answers))
             self._new_answers.clear()
 
         if self._new_rows:
             self._flush_rows()
 
         if self._new_samples:
-            _write_all(self._sample_fd, _json_lines(self._new_samples))
+            _write_all(self._sample_fd, encode_json_lines(self._new_samples))
             self._new_samples.clear()
 
     def _flush_rows(self) -> None:
@@ -444,10 +445,6 @@ def _count_gaps_by_length(gaps: Histogram) -> NDArray[np.int64]:
     """
     counts: NDArray[np.int64] = np.add.reduceat(gaps.counts, _FIRST_BUCKETS)
     return counts
-
-
-def _json_lines(values: Iterable[object]) -> bytes:
-    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
