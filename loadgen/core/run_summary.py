@@ -21,7 +21,6 @@ from loadgen.core.metrics.fluidity import (
     FluidityInputs,
     include_fluidity_outcome,
     measure_fluidity,
-    without_fluidity_outcome,
 )
 from loadgen.core.metrics.measurement import MeasuredRun, RunData, apply_verdict, measure_run
 from loadgen.core.metrics.run_accumulator import RunAccumulator
@@ -89,12 +88,7 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     if explained:
         summary = _add_explanations(measured_run, data, summary)
 
-    judged_summary = apply_verdict(manifest, measured_run, summary, worker_samples)
-    if judged_summary.verdict.valid:
-        return judged_summary
-    return msgspec.structs.replace(
-        judged_summary, fluidity=without_fluidity_outcome(judged_summary.fluidity)
-    )
+    return apply_verdict(manifest, measured_run, summary, worker_samples)
 
 
 def _add_fluidity(

@@ -175,14 +175,6 @@ def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goo
     return msgspec.structs.replace(goodput, met=combine_outcomes(outcomes))
 
 
-def without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
-    """Return the fluidity index of a run that is not valid: its objective is not judged."""
-    if fluidity is None or fluidity.objective is None:
-        return fluidity
-    objective = msgspec.structs.replace(fluidity.objective, met=None)
-    return msgspec.structs.replace(fluidity, objective=objective)
-
-
 def _find_reason_without_index(inputs: FluidityInputs) -> str:
     """Return why the token deadlines of a run cannot be judged, or "" if they can.
 

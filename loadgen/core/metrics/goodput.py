@@ -17,6 +17,7 @@ from loadgen.figures import pooled_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from loadgen.core.metrics.fluidity import Fluidity
     from loadgen.core.metrics.part_summaries import SummaryWithSlo
     from loadgen.core.metrics.slo_sample import SloSample
     from loadgen.core.metrics.summary import Summary
@@ -172,7 +173,16 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
         parts_without_outcomes = tuple(_without_outcomes(part) for part in parts)
         summary = msgspec.structs.replace(summary, **{field: parts_without_outcomes})
 
-    return _without_outcomes(summary)
+    summary = _without_outcomes(summary)
+    return msgspec.structs.replace(summary, fluidity=_without_fluidity_outcome(summary.fluidity))
+
+
+def _without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
+    """Return a fluidity index whose objective is neither met nor missed."""
+    if fluidity is None or fluidity.objective is None:
+        return fluidity
+    objective = msgspec.structs.replace(fluidity.objective, met=None)
+    return msgspec.structs.replace(fluidity, objective=objective)
 
 
 def _without_outcomes(summary: SummaryT) -> SummaryT:
