@@ -18,6 +18,7 @@ from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
 from loadgen.core.metrics.replica_keys import replica_name
 from loadgen.core.metrics.sections import Cause
 from loadgen.core.server_metrics import energy, series
+from loadgen.core.stats.quantiles import count_open_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -853,7 +854,7 @@ def _estimate_batch_sizes(case: Case, has_tpot: Mask) -> Ints:
     first_token_ns = case.requests["first_token_ns"][has_tpot]
     done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
-    examined_in_decode = _count_open_spans(first_token_ns, done_ns, middle_ns)
+    examined_in_decode = count_open_spans(first_token_ns, done_ns, middle_ns)
 
     # In a long run, only every n-th request is examined, where n is the stride.
     return examined_in_decode * case.stride
@@ -872,20 +873,6 @@ def _compare_batch_sizes(batch_sizes: Ints, tpot_ns: Ints) -> _BatchComparison:
         small=_summarize_batches(batch_sizes[is_small], tpot_ns[is_small]),
         large=_summarize_batches(batch_sizes[is_large], tpot_ns[is_large]),
     )
-
-
-def _count_open_spans(start_ns: Ints, end_ns: Ints, at_ns: Ints) -> Ints:
-    """Return how many spans of time are open at each of the times `at_ns`.
-
-    With spans from 1 to 5 and from 2 to 3, there are two open spans at 2, and one at 4.
-    """
-    sorted_starts_ns = np.sort(start_ns)
-    sorted_ends_ns = np.sort(end_ns)
-
-    # `searchsorted` counts the sorted values up to each time.
-    started = np.searchsorted(sorted_starts_ns, at_ns, side="right")
-    ended = np.searchsorted(sorted_ends_ns, at_ns, side="right")
-    return started - ended
 
 
 def _summarize_batches(sizes: Ints, tpot_ns: Ints) -> _BatchGroup:

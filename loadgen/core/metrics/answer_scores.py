@@ -18,6 +18,7 @@ from loadgen.core.results.answer_files import ScoredAnswer
 from loadgen.core.results.record import STATUS
 from loadgen.core.stats.excess_test import Stratum, excess_p_value, sign_test_p_value
 from loadgen.core.stats.intervals import wilson_interval
+from loadgen.core.stats.quantiles import count_open_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -257,13 +258,7 @@ def count_in_flight(
     """
     was_sent = sent_ns >= 0
     has_ended = was_sent & (done_ns >= 0)
-    sorted_starts = np.sort(sent_ns[was_sent])
-    sorted_ends = np.sort(done_ns[has_ended])
-
-    # The position of a time in sorted times is the number of times up to this time.
-    started_count = np.searchsorted(sorted_starts, at_ns, side="right")
-    ended_count = np.searchsorted(sorted_ends, at_ns, side="right")
-    return (started_count - ended_count).astype(np.int64)
+    return count_open_spans(sent_ns[was_sent], done_ns[has_ended], at_ns)
 
 
 # -- dependence on the load ----------------------------------------------------------------------

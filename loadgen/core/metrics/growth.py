@@ -16,7 +16,7 @@ from loadgen.core.metrics.columns import UNDEFINED, UNKNOWN, as_selection, join_
 from loadgen.core.metrics.replica_keys import group_by_key, replica_keys, replica_name
 from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE, requested_output_tokens
 from loadgen.core.stats import trend
-from loadgen.core.stats.quantiles import block_slices, sort_times
+from loadgen.core.stats.quantiles import block_slices, count_open_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -227,21 +227,9 @@ def _count_in_flight_by_replica(
     done_ns = columns["done_ns"][was_sent]
     keys = replica_keys(columns)[was_sent]
     for key, rows in group_by_key(keys):
-        yield key, _count_in_flight_at(times_ns, sent_ns[rows], done_ns[rows])
-
-
-def _count_in_flight_at(
-    times_ns: NDArray[np.float64], sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return how many requests are in flight at each time: those sent less those done by then."""
-    ordered_sent_ns = sort_times(sent_ns)
-    sent_by_then = np.searchsorted(ordered_sent_ns, times_ns, side="right")
-
-    # A request that was never done (-1) stays in flight.
-    ordered_done_ns = sort_times(done_ns[done_ns >= 0])
-    done_by_then = np.searchsorted(ordered_done_ns, times_ns, side="right")
-
-    return sent_by_then - done_by_then
+        done_ns_of_replica = done_ns[rows]
+        has_ended = done_ns_of_replica >= 0  # -1 stands for a request that stays in flight
+        yield key, count_open_spans(sent_ns[rows], done_ns_of_replica[has_ended], times_ns)
 
 
 def _block_means(

@@ -289,6 +289,20 @@ def sort_times(times: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.sort(times, kind="stable")
 
 
+def count_open_spans(
+    start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], at_ns: NDArray[np.number]
+) -> NDArray[np.int64]:
+    """Return how many spans of time are open at each of the times `at_ns`.
+
+    With spans from 1 to 5 and from 2 to 3, there are two open spans at 2, and one at 4. A span that
+    never ends has a start and no end.
+    """
+    # `searchsorted` counts the sorted values up to each time.
+    started = np.searchsorted(sort_times(start_ns), at_ns, side="right")
+    ended = np.searchsorted(sort_times(end_ns), at_ns, side="right")
+    return started - ended
+
+
 def ks_distance(
     ordered: NDArray[np.float64],
     cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]],
