@@ -42,6 +42,25 @@ ONE_TOKEN_PER_EVENT = -1
 """Stands in place of a number of later tokens if each later event has one token."""
 
 
+class _SlotPositions(NamedTuple):
+    """Where some slots are in a sorted array of slots.
+
+    Attributes:
+        positions: The position of each slot, or any position if the array does not have the slot.
+        is_known: Whether the array has each slot.
+    """
+
+    positions: NDArray[np.intp]
+    is_known: NDArray[np.bool_]
+
+
+def _find_slots(sorted_slots: Ints, slots: Ints) -> _SlotPositions:
+    """Return where each of `slots` is in a sorted array, which has at least one slot."""
+    last_position = len(sorted_slots) - 1
+    positions = np.minimum(np.searchsorted(sorted_slots, slots), last_position)
+    return _SlotPositions(positions, is_known=sorted_slots[positions] == slots)
+
+
 class DeadlineCounts(NamedTuple):
     """The token deadlines of some responses, one entry each, in ascending order of their slots.
 
@@ -70,12 +89,7 @@ class DeadlineCounts(NamedTuple):
         if len(self.slots) == 0:
             return np.full(len(slots), np.nan)
 
-        # `self.slots` is sorted, so a binary search finds the position of each slot.
-        insert_positions = np.searchsorted(self.slots, slots)
-        last_position = len(self.slots) - 1
-        positions = np.minimum(insert_positions, last_position)
-
-        is_known = self.slots[positions] == slots
+        positions, is_known = _find_slots(self.slots, slots)
         indices: NDArray[np.float64] = np.where(is_known, self.indices[positions], np.nan)
         return indices
 
@@ -261,12 +275,7 @@ class _DeadlineCounter:
         if len(known_slots) == 0 or len(gaps.slots) == 0:
             return _LocatedGaps(np.zeros(0, np.intp), np.zeros(0, np.int64))
 
-        # `known_slots` is sorted, so a binary search finds the position of each slot.
-        insert_positions = np.searchsorted(known_slots, gaps.slots)
-        last_position = len(known_slots) - 1
-        positions = np.minimum(insert_positions, last_position)
-
-        is_known = known_slots[positions] == gaps.slots
+        positions, is_known = _find_slots(known_slots, gaps.slots)
         has_recorded_count = self._responses.gap_counts[positions] == gaps.counts
         is_new = ~self._is_complete[positions]
         is_usable = is_known & has_recorded_count & is_new
