@@ -17,6 +17,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.requests.file_prompts import DEFAULT_OUTPUT_LIMIT, UNLIMITED, OutputLength
 from loadgen.core.requests.prompts import AssistantTurn
 from loadgen.core.requests.sampling import LengthSampler, derive_key, length_sampler
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.requests.tokenizer import Tokenizer
 from loadgen.core.requests.trajectory_plays import Play, TrajectoryPlays
 
@@ -121,6 +122,7 @@ class TrajectoryPrompts:
         self._data = data
         self.plays = TrajectoryPlays(data, requests, seed, cache_fills)
         self.turns = self.plays.max_turns
+        self._layout = SlotLayout(block_size=self.turns)
 
         # The responses in the history of later turns: real ones of the server, or recorded ones.
         uses_real_responses = requests.history == "server" or not data.has_responses
@@ -183,32 +185,18 @@ class TrajectoryPrompts:
         Raises:
             IndexError: The session does not use the id, such as 12 in this example.
         """
-        session, position_in_block = divmod(request_id, self.turns)
-        last_position = self.turns - 1
-
+        session = self._layout.session_of(request_id)
         play = self.plays.play(session)
-        last_turn = play.turn_count - 1
-        if position_in_block == last_position:
-            return SentTurn(play, session, last_turn)
-        if position_in_block < last_turn:
-            return SentTurn(play, session, position_in_block)
-        raise IndexError(request_id)
+        return SentTurn(play, session, self._layout.turn_of(request_id, play.turn_count))
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
         return itertools.islice(self._iterate_ids(), count)
 
     def _iterate_ids(self) -> Iterator[int]:
-        """Yield the ids of all requests, one session after the other, without end.
-
-        Each session has a block of `self.turns` ids, and its last turn has the last id.
-        """
+        """Yield the ids of all requests, one session after the other, without end."""
         for session in itertools.count():
-            first_id = session * self.turns
-            last_id = first_id + self.turns - 1
-            turns_before_last = self.plays.play(session).turn_count - 1
-            yield from range(first_id, first_id + turns_before_last)
-            yield last_id
+            yield from self._layout.slots_of(session, self.plays.play(session).turn_count)
 
     # -- lengths ---------------------------------------------------------------------------------
 
@@ -279,7 +267,9 @@ class TrajectoryPrompts:
 
         earlier_position = turn - sent.play.first_turn
         earlier_turn = sent._replace(position=earlier_position)
-        earlier_request_id = sent.session * self.turns + earlier_position
+        earlier_request_id = self._layout.slot_of(
+            sent.session, earlier_position, sent.play.turn_count
+        )
         length = self._output_length(earlier_turn, earlier_request_id)
         return length.tokens or DEFAULT_OUTPUT_LIMIT
 
