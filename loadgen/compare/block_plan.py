@@ -39,8 +39,6 @@ MIN_BLOCK_S = 1.0
 SHORT_BLOCK_S = 5.0
 """A shorter block may end before its first responses do: 250 tokens at 20 ms take 5 s."""
 
-NS_PER_S = 1e9
-
 
 class BlockPlan(NamedTuple):
     """How many groups of blocks there are, and how long a block is.
@@ -135,7 +133,7 @@ def _parse_total_s(duration: str | None) -> float | None:
     if duration is None:
         return None
     total_ns = parse_option("--duration", duration, partial(units.duration_ns, default_unit="s"))
-    return (total_ns or 0) / NS_PER_S
+    return (total_ns or 0) / units.NS_PER_S
 
 
 def _check_group_count(repetition: Repetition) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from loadgen.core import format
+from loadgen.core import format, units
 from loadgen.explain.comparability import MAX_TOKEN_RATIO
 from loadgen.explain.other_result import OtherResult
 from loadgen.explain.our_run import NS_PER_MS, LoadgenRun
@@ -26,8 +26,6 @@ LARGEST_CLIENT_SHARE = 0.5
 It is the time before the first request and after the last response. A busy genai-bench needed 30 %
 of a load of 6.6 s (tests/data/rivals/genai_bench_concurrency.json).
 """
-
-NS_PER_S = 1e9
 
 
 def list_log_differences(loadgen_run: LoadgenRun, other_result: OtherResult) -> list[str]:
@@ -105,7 +103,7 @@ def _compare_durations(log: ServerTimes, other_result: OtherResult) -> Iterator[
     if run_s is None:
         return
 
-    log_s = float(log.last_send_ns.max() - log.arrival_ns.min()) / NS_PER_S
+    log_s = float(log.last_send_ns.max() - log.arrival_ns.min()) / units.NS_PER_S
     is_too_long = log_s > run_s * (1 + CLOCK_TOLERANCE)
     is_too_short = log_s < run_s * (1 - LARGEST_CLIENT_SHARE)
     if is_too_long or is_too_short:
