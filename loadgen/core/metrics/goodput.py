@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from loadgen.core.metrics.fluidity import Fluidity
-    from loadgen.core.metrics.part_summaries import SummaryWithSlo
+    from loadgen.core.metrics.part_summaries import ClassSummary, SummaryWithSlo
     from loadgen.core.metrics.slo_sample import SloSample
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.task_summary import Sessions
     from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.slo import Slo
 
-SummaryT = TypeVar("SummaryT", bound="Summary | SummaryWithSlo")
+PartT = TypeVar("PartT", bound="SummaryWithSlo")
 
 _Number = TypeVar("_Number", int, float)
 
@@ -97,26 +97,32 @@ def combine_outcomes(outcomes: Iterable[bool | None]) -> bool | None:
 def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     """Combine the goodput of request classes that each have their own SLO.
 
-    The combined SLO is met if every class meets its SLO.
+    The combined SLO is met if every class meets its SLO. A number that is not known for one of the
+    classes, because it is too uncertain, is not known for all classes together.
     """
     is_met = _combine_class_outcomes(classes)
 
-    # A class may have an SLO on whole tasks alone, and then counts no good requests.
+    # An SLO may limit whole tasks, and no single requests. Such a class counts no good requests.
     with_counts = [goodput for goodput in classes if goodput.has_slo]
     if not with_counts:
         return Goodput(met=is_met)
 
-    good = _sum_unless_withheld(goodput.good for goodput in with_counts)
-    counted = _sum_unless_withheld(goodput.counted for goodput in with_counts)
-    share = good / counted if counted and good is not None else None
+    good_requests = _sum_if_all_known(goodput.good for goodput in with_counts)
+    counted_requests = _sum_if_all_known(goodput.counted for goodput in with_counts)
+    good_share = None
+    if counted_requests and good_requests is not None:
+        good_share = good_requests / counted_requests
 
     return Goodput(
-        rps=_sum_unless_withheld(goodput.rps for goodput in with_counts),
-        steady_rps=_sum_unless_withheld(goodput.steady_rps for goodput in with_counts),
-        share=share,
-        good=good,
-        counted=counted,
-        unfinished=_sum_unless_withheld(goodput.unfinished for goodput in with_counts),
+        # Numbers of requests.
+        good=good_requests,
+        counted=counted_requests,
+        unfinished=_sum_if_all_known(goodput.unfinished for goodput in with_counts),
+        share=good_share,
+        # Good requests per second.
+        rps=_sum_if_all_known(goodput.rps for goodput in with_counts),
+        steady_rps=_sum_if_all_known(goodput.steady_rps for goodput in with_counts),
+        # Whether the SLO of every class is met.
         met=is_met,
     )
 
@@ -127,8 +133,8 @@ def _combine_class_outcomes(classes: Sequence[Goodput]) -> bool | None:
     return combine_outcomes(outcomes) if outcomes else None
 
 
-def _sum_unless_withheld(values: Iterable[_Number | None]) -> _Number | None:
-    """Return the sum of values, or None if one of them is None because it is withheld."""
+def _sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
+    """Return the sum of values, or None if one of the values is not known."""
     known_values = []
     for value in values:
         if value is None:
@@ -156,48 +162,69 @@ def include_task_outcome(goodput: Goodput, tasks: Sessions | None) -> Goodput:
     return msgspec.structs.replace(goodput, met=is_met)
 
 
-_PART_FIELDS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
-"""The fields of a summary with the summaries of those parts of the run that may have an SLO."""
-
-
 def without_outcomes_if_invalid(summary: Summary) -> Summary:
     """Return the summary, without the outcomes of SLOs if the measurement is not valid.
 
-    The outcomes of the stages, targets and other parts of the run are removed too.
+    The outcome of an SLO is whether the SLO is met. A run and each of its parts, such as a target,
+    may have an SLO.
     """
     if summary.verdict.valid:
         return summary
 
-    for field in _PART_FIELDS_WITH_SLO:
-        parts: tuple[SummaryWithSlo, ...] = getattr(summary, field)
-        parts_without_outcomes = tuple(_without_outcomes(part) for part in parts)
-        summary = msgspec.structs.replace(summary, **{field: parts_without_outcomes})
-
-    summary = _without_outcomes(summary)
-    return msgspec.structs.replace(summary, fluidity=_without_fluidity_outcome(summary.fluidity))
+    return msgspec.structs.replace(
+        summary,
+        # The whole run.
+        goodput=_without_outcome(summary.goodput),
+        sessions=_without_task_outcome(summary.sessions),
+        fluidity=_without_fluidity_outcome(summary.fluidity),
+        # The parts of the run.
+        stages=_without_request_outcomes(summary.stages),
+        targets=_without_request_outcomes(summary.targets),
+        regions=_without_request_outcomes(summary.regions),
+        nodes=_without_request_outcomes(summary.nodes),
+        classes=_without_class_outcomes(summary.classes),
+        models=_without_request_outcomes(summary.models),
+    )
 
 
 def _without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
     """Return a fluidity index whose objective is neither met nor missed."""
     if fluidity is None or fluidity.objective is None:
         return fluidity
+
     objective = msgspec.structs.replace(fluidity.objective, met=None)
     return msgspec.structs.replace(fluidity, objective=objective)
 
 
-def _without_outcomes(summary: SummaryT) -> SummaryT:
-    """Return a summary that does not say whether SLOs are met, for requests and for tasks."""
-    request_goodput = _without_outcome(summary.goodput)
-    summary = msgspec.structs.replace(summary, goodput=request_goodput)
+def _without_request_outcomes(parts: Sequence[PartT]) -> tuple[PartT, ...]:
+    """Return the summaries of parts of a run without the outcomes of SLOs on requests."""
+    return tuple(
+        msgspec.structs.replace(part, goodput=_without_outcome(part.goodput)) for part in parts
+    )
 
-    # Tasks are called sessions here. Summaries of stages and targets have none.
-    sessions: Sessions | None = getattr(summary, "sessions", None)
-    if sessions is None or sessions.goodput is None:
-        return summary
 
-    task_goodput = msgspec.structs.replace(sessions.goodput, met=None)
-    sessions = msgspec.structs.replace(sessions, goodput=task_goodput)
-    return msgspec.structs.replace(summary, sessions=sessions)
+def _without_class_outcomes(classes: Sequence[ClassSummary]) -> tuple[ClassSummary, ...]:
+    """Return the summaries of request classes without the outcomes for requests and for tasks."""
+    return tuple(
+        msgspec.structs.replace(
+            request_class,
+            goodput=_without_outcome(request_class.goodput),
+            sessions=_without_task_outcome(request_class.sessions),
+        )
+        for request_class in classes
+    )
+
+
+def _without_task_outcome(tasks: Sessions | None) -> Sessions | None:
+    """Return the summary of tasks without whether their SLO is met, None if there are no tasks.
+
+    A task of an agent is a sequence of requests.
+    """
+    if tasks is None or tasks.goodput is None:
+        return tasks
+
+    task_goodput = msgspec.structs.replace(tasks.goodput, met=None)
+    return msgspec.structs.replace(tasks, goodput=task_goodput)
 
 
 def _without_outcome(goodput: Goodput) -> Goodput:

@@ -115,31 +115,36 @@ def _request_rate(group: RequestGroup, time_name: RequestTime) -> float | None:
     """
     requests_of_run = group.requests_of_run
     if requests_of_run is None:  # the group is the whole run
-        return times_per_s(group.requests, time_name)
+        return requests_per_s(group.requests, time_name)
 
     count = group.requests.sum(time_name)
     count_of_run = requests_of_run.sum(time_name)
-    rate_of_run = times_per_s(requests_of_run, time_name)
+    rate_of_run = requests_per_s(requests_of_run, time_name)
     if not count or rate_of_run is None:
         return None
     return rate_of_run * count / count_of_run
 
 
-def times_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float | None:
-    """Return the rate of n times, (n - 1) / (last - first), or None for fewer than two times.
+def requests_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float | None:
+    """Return how many requests per second were due or were sent, or None for fewer than two.
 
     Args:
-        accumulator: The requests.
-        time_name: Whether the rate is about the times at which requests were due or were sent.
+        accumulator: The requests, with the first and the last time at which one was due or sent.
+        time_name: Which of these times of a request are counted.
     """
-    count = accumulator.sum(time_name)
-    if count < 2:
+    request_count = accumulator.sum(time_name)
+    if request_count < 2:
         return None
 
-    duration_ns = accumulator.maxima[time_name] - accumulator.minima[time_name]
-    if duration_ns <= 0:
-        return None
-    return (count - 1) / (duration_ns / 1e9)
+    first_ns = accumulator.minima[time_name]
+    last_ns = accumulator.maxima[time_name]
+    if first_ns >= last_ns:
+        return None  # all requests at one time have no rate
+
+    # From the first to the last request, there is one interval less than there are requests.
+    interval_count = request_count - 1
+    duration_s = (last_ns - first_ns) / 1e9
+    return interval_count / duration_s
 
 
 # -- requests in flight ----------------------------------------------------------------------------

@@ -239,17 +239,27 @@ def bound_values(
 
     Args:
         stages: The records of each stage.
-        compute_bounds: Returns the bounds of the metric for each of some records.
+        compute_bounds: Returns the lower and the upper bound of the metric for each record.
     """
-    # Most runs have only certain values, and this check takes little memory.
-    are_all_certain = all(_is_certain(block, compute_bounds) for block in blocks_of(stages))
-    return None if are_all_certain else _collect_bounds(stages, compute_bounds)
+    # A value is certain if its bounds are equal. Most runs have only certain values, and this check
+    # takes little memory.
+    are_all_certain = all(_are_bounds_equal(block, compute_bounds) for block in blocks_of(stages))
+    if are_all_certain:
+        return None
+
+    return _collect_bounds(stages, compute_bounds)
 
 
-def _is_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
-    """Return True if the lower and the upper bound of each ok request are equal."""
+def _are_bounds_equal(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
+    """Return True if the lower and the upper bound of each ok request are equal.
+
+    Args:
+        block: Some of the records.
+        compute_bounds: Returns the lower and the upper bound of a metric for each record.
+    """
     lower, upper = compute_bounds(block)
-    if lower is upper:
+    is_same_array = lower is upper
+    if is_same_array:
         return True
 
     is_ok = block.is_ok
@@ -260,18 +270,20 @@ def _collect_bounds(
     stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
 ) -> ValueBounds:
     """Return the bounds of a metric of the ok requests that have a value."""
-    lower_blocks: list[NDArray[np.int64]] = []
-    upper_blocks: list[NDArray[np.int64]] = []
+    lower_bounds: list[NDArray[np.int64]] = []
+    upper_bounds: list[NDArray[np.int64]] = []
     for block in blocks_of(stages):
         lower, upper = compute_bounds(block)
-        is_defined = block.is_ok & (lower != UNDEFINED)
-        lower_blocks.append(lower[is_defined])
-        upper_blocks.append(upper[is_defined])
+        has_value = block.is_ok & (lower != UNDEFINED)
+        lower_bounds.append(lower[has_value])
+        upper_bounds.append(upper[has_value])
 
-    all_lower = np.concatenate(lower_blocks)
-    lower_blocks.clear()  # frees much memory before the next copy is made
-    all_upper = np.concatenate(upper_blocks)
-    return ValueBounds(all_lower, all_upper)
+    joined_lower_bounds = np.concatenate(lower_bounds)
+
+    # The arrays of the blocks are copied now. Their memory is freed before the next copy.
+    lower_bounds.clear()
+    joined_upper_bounds = np.concatenate(upper_bounds)
+    return ValueBounds(joined_lower_bounds, joined_upper_bounds)
 
 
 def blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:
@@ -317,14 +329,22 @@ def _bound_largest_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
 def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
     """Return the bounds of the mean gap between output events.
 
-    The gaps of a response add up to the time from its first to its last event. If the last event
-    came 2 ms before its timestamp, the sum is 2 ms smaller. If the first event did, it is larger.
+    The gaps of a response add up to the time from its first to its last event. Each event may have
+    come before its timestamp: an error of the last event makes the sum smaller, and an error of the
+    first event makes the sum larger.
+
+    Args:
+        stages: The records of each stage, with the errors of the timestamps.
+        gaps: The gaps of all responses.
     """
-    first_errors_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
-    last_errors_ns = sum(_sum_errors(columns, "last_token_error_ns") for columns in stages)
-    smallest_total_ns = max(gaps.total_ns - last_errors_ns, 0)
-    largest_total_ns = gaps.total_ns + first_errors_ns
-    return Range(smallest_total_ns / gaps.count, largest_total_ns / gaps.count)
+    errors_of_first_events_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
+    errors_of_last_events_ns = sum(
+        _sum_errors(columns, "last_token_error_ns") for columns in stages
+    )
+
+    smallest_sum_ns = max(gaps.total_ns - errors_of_last_events_ns, 0)
+    largest_sum_ns = gaps.total_ns + errors_of_first_events_ns
+    return Range(smallest_sum_ns / gaps.count, largest_sum_ns / gaps.count)
 
 
 def _sum_errors(columns: Columns, field: str) -> int:

@@ -114,7 +114,7 @@ def summarize_tasks(
         abandoned=accumulator.sum("sessions_abandoned"),
         ok=ok_sessions,
         ok_per_s=per_second(ok_sessions, window),
-        steady_ok_per_s=_steady_rate_per_s(accumulator, OK_TASK_ENDS, window),
+        steady_ok_per_s=_steady_tasks_per_s(accumulator, OK_TASK_ENDS, window),
         goodput=_measure_task_goodput(accumulator, window, counted_tasks=with_outcome),
         # Times of the ok sessions.
         duration_ms=accumulator.added_values["session"].distribution(),
@@ -159,6 +159,8 @@ def _measure_task_goodput(
 
     objective = slo.task
     good_tasks = accumulator.sum("sessions_good")
+
+    # Without any task, the share of good tasks is not known.
     good_share = None
     is_met = None
     if counted_tasks > 0:
@@ -166,32 +168,39 @@ def _measure_task_goodput(
         is_met = good_tasks >= objective.share * counted_tasks
 
     return TaskGoodput(
-        within_ms=_ms_or_none(objective.within_ns),
-        wait_ms=_ms_or_none(objective.wait_ns),
-        good=good_tasks,
-        rps=per_second(good_tasks, window),
-        steady_rps=_steady_rate_per_s(accumulator, GOOD_TASK_ENDS, window),
-        share=good_share,
+        # The limits of the SLO.
+        within_ms=_optional_ms(objective.within_ns),
+        wait_ms=_optional_ms(objective.wait_ns),
         share_limit=objective.share,
+        # The good tasks.
+        good=good_tasks,
+        share=good_share,
+        rps=per_second(good_tasks, window),
+        steady_rps=_steady_tasks_per_s(accumulator, GOOD_TASK_ENDS, window),
+        # Whether the SLO is met.
         met=is_met,
     )
 
 
-def _ms_or_none(limit_ns: int | None) -> float | None:
+def _optional_ms(limit_ns: int | None) -> float | None:
     """Return a limit in ms, or None if there is no limit."""
     return None if limit_ns is None else milliseconds(limit_ns)
 
 
-def _steady_rate_per_s(
+def _steady_tasks_per_s(
     accumulator: MetricAccumulator, amount_name: str, window: Window
 ) -> float | None:
-    """Return how many conversations and tasks ended per second of the steady state.
+    """Return how many tasks ended per second of the steady state.
+
+    A task is a sequence of requests, such as a conversation. The steady state is the time without
+    the start and the end of the load.
 
     Args:
         accumulator: The requests and tasks.
         amount_name: Which tasks count: OK_TASK_ENDS for ok tasks, GOOD_TASK_ENDS for good tasks.
         window: The intervals of the run, of which the steady state is used.
     """
-    steady = window.steady
-    ended_tasks = accumulator.added_amounts[amount_name].between(steady.start_s, steady.end_s)
-    return per_second(ended_tasks, steady)
+    steady_state = window.steady
+    task_ends = accumulator.added_amounts[amount_name]
+    ended_tasks = task_ends.between(steady_state.start_s, steady_state.end_s)
+    return per_second(ended_tasks, steady_state)

@@ -81,10 +81,12 @@ class DeadlineCounts(NamedTuple):
         return indices
 
     def look_up_indices(self, slots: Ints) -> NDArray[np.float64]:
-        """Return the fluidity index of each request of `slots`, NaN if it is not known.
+        """Return the fluidity index of each of some requests, NaN for each request without one.
 
-        The index is the fraction of its token deadlines that a response met. A slot is the number
-        of a request in the schedule. `slots` may be in any order.
+        The fluidity index is the fraction of the token deadlines of a response that were met.
+
+        Args:
+            slots: The numbers of the requests in the schedule, in any order.
         """
         if len(self.slots) == 0:
             return np.full(len(slots), np.nan)
@@ -121,15 +123,16 @@ def count_token_deadlines(
 ) -> DeadlineCounts:
     """Count the token deadlines that each successful response met and missed.
 
-    Each output token has a deadline: the first one a time after the request, each later one a time
-    after the token before it.
+    The deadline of the first token is a fixed time after its request. The deadline of each later
+    token is a fixed time after the previous token.
 
-    A response is left out if the gaps (the times between its output events) are not known, or if
-    several tokens came in a single event, because the times of these tokens are unknown.
+    A response comes as events of one or more tokens. A response is left out if the times between
+    its events are not known, or if several tokens came in a single event, because the times of
+    these tokens are not known.
 
     Args:
         stages: The request records of each stage of the load.
-        gaps: The gaps of the responses, in blocks of some responses.
+        gaps: The times between the events of each response. Each block is for some responses.
         deadlines: The time limits of the first token and of each later token.
     """
     responses = _list_responses(stages)
@@ -287,15 +290,21 @@ class _DeadlineCounter:
     def _tokens_after_gap(self, positions: NDArray[np.intp], gap_number: int) -> Ints:
         """Return how many tokens the output event after a gap has, for each response.
 
-        The tokens of single events are not recorded, so the tokens are distributed evenly: of 10
-        tokens in 4 events, the events have 2, 3, 2 and 3 tokens. Each event has at least one.
+        A response comes as events of one or more tokens. Only the tokens of all events together are
+        recorded, so they are distributed evenly: of 10 tokens in 4 events, the events have 2, 3, 2
+        and 3 tokens. Each event has at least one token.
+
+        Args:
+            positions: The indices of the responses.
+            gap_number: The number of the gap in each response. Gap 0 is before the second event.
         """
         later_tokens = self._responses.later_tokens[positions]
-        event_counts = self._responses.gap_counts[positions]
+        later_events = self._responses.gap_counts[positions]  # one event after each gap
 
-        tokens_before_event = gap_number * later_tokens // event_counts
-        tokens_after_event = (gap_number + 1) * later_tokens // event_counts
-        return np.maximum(tokens_after_event - tokens_before_event, 1)
+        # The tokens from the second event up to the end of an event are rounded down.
+        tokens_up_to_previous_event = gap_number * later_tokens // later_events
+        tokens_up_to_event = (gap_number + 1) * later_tokens // later_events
+        return np.maximum(tokens_up_to_event - tokens_up_to_previous_event, 1)
 
     def _add_event(
         self, positions: NDArray[np.intp], waits_ns: Ints, tokens: Ints, deadline_ns: int

@@ -120,16 +120,18 @@ def _still_undisclosed(
     """Return the missing keys that the hardware does not disclose either.
 
     Args:
-        missing_keys: The keys that the user did not disclose, by the name of the rules that require
-            the keys.
-        hardware: The facts that the servers published about their hardware, None without any.
+        missing_keys: The keys that the user did not disclose. The name of each set of rules, such
+            as that of a benchmark, has a list of the keys that these rules require.
+        hardware: The facts that the servers report about their hardware. None if the servers
+            report nothing.
     """
-    disclosed = set() if hardware is None else hardware.known_keys
+    reported_keys = set() if hardware is None else hardware.known_keys
+
     still_missing = {}
-    for rules, keys in missing_keys.items():
-        undisclosed = [key for key in keys if key not in disclosed]
-        if undisclosed:
-            still_missing[rules] = undisclosed
+    for name_of_rules, required_keys in missing_keys.items():
+        undisclosed_keys = [key for key in required_keys if key not in reported_keys]
+        if undisclosed_keys:
+            still_missing[name_of_rules] = undisclosed_keys
 
     return still_missing
 
@@ -140,8 +142,9 @@ def _check_declared_hardware(
     """Yield a warning for each fact about the hardware that the user declared wrongly.
 
     Args:
-        metadata: The facts that the user declared, by key.
-        hardware: The facts that the servers published about their hardware, None without any.
+        metadata: The facts that the user declared, by key, such as "system.accelerator.driver".
+        hardware: The facts that the servers report about their hardware. None if the servers
+            report nothing.
     """
     if hardware is None:
         return
@@ -151,28 +154,36 @@ def _check_declared_hardware(
         reported_values["accelerator.power_limit_w"] = f"{hardware.power_limit_w:g}"
 
     for key, reported in reported_values.items():
-        declared = metadata.get(SYSTEM + key)
-        if declared and reported and not _is_same_version(declared, reported):
+        declared = metadata.get(f"{SYSTEM}{key}")
+        if not declared or not reported:
+            continue  # nothing to compare
+
+        if not _agrees_with_declared(declared, reported):
             yield make_code("hardware_differs", key=key, said=declared, seen=reported)
 
 
-def _is_same_version(declared: str, reported: str) -> bool:
-    """Return True if two versions agree, such as the declared "570" and the reported "570.86"."""
-    return reported == declared or reported.startswith(f"{declared}.")
+def _agrees_with_declared(declared: str, reported: str) -> bool:
+    """Return True if a reported value is the declared one, or a more exact version of it.
+
+    For example, the reported driver version "570.86" agrees with the declared version "570".
+    """
+    is_equal = reported == declared
+    is_more_exact_version = reported.startswith(f"{declared}.")
+    return is_equal or is_more_exact_version
 
 
 def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
     """Yield a warning if the end of the run cut off requests before their responses ended.
 
-    It is not known if such a request would have met the latency limits of the run. A different
-    warning is used if there are so many that nobody can say if the limits are met.
+    Nobody knows if such a request would have met the latency limits of the run. If there are so
+    many that nobody knows if the run meets the limits, the warning is "unfinished_undecided".
     """
     unfinished = summary.requests.unfinished
     if not unfinished:
         return
 
     not_cancelled = summary.requests.scheduled - summary.requests.cancelled
-    values = {
+    sentence_values = {
         "unfinished": unfinished,
         "requests": not_cancelled,
         "share": unfinished / not_cancelled,
@@ -182,12 +193,12 @@ def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Itera
     if outcomes.is_undecided(unfinished, not_cancelled):
         yield make_code(
             "unfinished_undecided",
-            **values,
+            **sentence_values,
             limit=limits.UNFINISHED_SHARE,
             timeout_s=manifest.timeout_s,
         )
     else:
-        yield make_code("unfinished", **values)
+        yield make_code("unfinished", **sentence_values)
 
 
 def _list_changed_limits(run_limits: ValidityLimits) -> Iterator[ReasonCode]:
@@ -237,10 +248,13 @@ def _check_count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a warning if the server counts other numbers of prompt tokens than the client."""
+    """Yield a warning if the server and the client count different numbers of prompt tokens."""
     difference = evidence.inputs.prompt_count_difference
-    has_caveat = evidence.has_wrong_prompt_lengths  # a stronger statement about the same
-    if difference is None or has_caveat:
+    if difference is None:
+        return
+
+    # If the prompts have wrong lengths, a caveat reports that, and no warning is needed.
+    if evidence.has_wrong_prompt_lengths:
         return
 
     if abs(difference) > limits.COUNT_DISAGREEMENT:
@@ -261,15 +275,17 @@ def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """
     cached_share = evidence.summary.tokens.cached_share
     requested_share = evidence.manifest.requested_cache_share
-    limit = limits.CACHED_SHARE
     if cached_share is None:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
         return
 
-    if requested_share is not None and abs(cached_share - requested_share) > limit:
+    limit = limits.CACHED_SHARE
+    differs = requested_share is not None and abs(cached_share - requested_share) > limit
+    is_large_without_common_text = cached_share > limit and not evidence.manifest.shares_prompts
+    if differs:
         yield make_code("cache_differs", asked=requested_share, share=cached_share, limit=limit)
-    elif cached_share > limit and not evidence.manifest.shares_prompts:
+    elif is_large_without_common_text:
         yield make_code("cached", share=cached_share)
 
 
@@ -305,13 +321,18 @@ class _ReplicaChange(NamedTuple):
 def _list_replica_changes(events: tuple[Recovery, ...]) -> list[_ReplicaChange]:
     """Return the events of a run that changed the number of replicas.
 
-    The `load_before` and `load_after` of such an event are numbers of replicas.
+    Such an event has the numbers of replicas in its fields `load_before` and `load_after`.
     """
-    return [
-        _ReplicaChange(before=event.load_before, after=event.load_after, at_s=event.at_s)
-        for event in events
-        if event.event in REPLICA_CHANGES
-    ]
+    changes = []
+    for event in events:
+        kind = event.event
+        if kind in REPLICA_CHANGES:
+            change = _ReplicaChange(
+                before=event.load_before, after=event.load_after, at_s=event.at_s
+            )
+            changes.append(change)
+
+    return changes
 
 
 def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
@@ -368,8 +389,11 @@ def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
     loop, it is that requests of the warm-up were in flight until the end.
     """
     has_steady_state = evidence.summary.window.steady.duration_s is not None
-    has_caveat = evidence.is_concurrency_unfilled  # a stronger statement about the same
-    if has_steady_state or has_caveat or not _is_spread_over_time(evidence):
+    if has_steady_state or not _is_spread_over_time(evidence):
+        return
+
+    # A caveat already reports that some virtual users sent nothing.
+    if evidence.is_concurrency_unfilled:
         return
 
     cause = STARTING_OR_ENDING_USERS if evidence.is_closed_loop else WARMUP_IN_FLIGHT
@@ -377,14 +401,18 @@ def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _is_spread_over_time(evidence: RunEvidence) -> bool:
-    """Return True if requests were sent at different times, and not all at once."""
-    load = evidence.summary.load
-    if not evidence.is_closed_loop:
-        # There is no rate if all requests are due at the same time.
-        return load.offered_rps is not None
+    """Return True if requests were sent at different times, and not all at once.
 
-    # Each virtual user sends its first request at once, and later requests after responses.
-    has_rate = load.achieved_rps is not None
+    A load has no rate in requests per second if all of its requests have the same time.
+    """
+    load = evidence.summary.load
+    has_rate_of_due_times = load.offered_rps is not None
+    has_rate_of_send_times = load.achieved_rps is not None
+    if not evidence.is_closed_loop:
+        return has_rate_of_due_times
+
+    # All virtual users of a closed loop send their first requests at once.
     first_requests = evidence.largest_concurrency
-    has_later_requests = evidence.inputs.sends > first_requests
-    return has_rate and has_later_requests
+    sent_requests = evidence.inputs.sends
+    has_later_requests = sent_requests > first_requests
+    return has_rate_of_send_times and has_later_requests

@@ -82,25 +82,35 @@ class ReportedStatistics:
     itl_undefined_reason: str
 
     def withheld_from_slos(self, manifest: RunManifest) -> dict[str, str]:
-        """Return the metrics whose latency limits cannot be judged, with the reason for each."""
+        """Return the metrics whose latency limits cannot be judged, with the reason for each.
+
+        An SLO consists of terms, such as "the p99 of TTFT is at most 1 s". A metric or a quantile
+        is withheld, which means not reported, if it is too uncertain.
+        """
         reason_by_metric: dict[str, str] = {}
         if self.itl_undefined_reason:
             reason_by_metric["itl"] = f"ITL is not defined: {self.itl_undefined_reason}"
 
         reason_by_metric.update(self.withheld_metrics)
 
-        # A limit on a quantile of the gaps between events cannot be judged without that quantile.
         for term in _list_gap_terms(manifest):
-            withheld = self.withheld_statistics.get(term.metric)
-            limited_statistic = quantiles.quantile_name(term.quantile)
-            if withheld is not None and limited_statistic in withheld.ranges:
+            if self._is_quantile_withheld(term):
                 reason_by_metric[term.metric] = "it is too uncertain to be reported"
 
         return reason_by_metric
 
+    def _is_quantile_withheld(self, term: Term) -> bool:
+        """Return True if the quantile that a term of an SLO limits, such as p99, is withheld."""
+        withheld = self.withheld_statistics.get(term.metric)
+        if withheld is None:
+            return False
+
+        limited_quantile = quantiles.quantile_name(term.quantile)
+        return limited_quantile in withheld.ranges
+
 
 def _list_gap_terms(manifest: RunManifest) -> list[Term]:
-    """Return the SLO terms on the gaps between output events, which are one sample of the run."""
+    """Return the SLO terms that limit the gaps between output events."""
     gap_metrics = pooled_metrics()
     terms = [term for slo in manifest.slos for term in slo.terms]
     return [term for term in terms if term.metric in gap_metrics]
