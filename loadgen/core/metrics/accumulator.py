@@ -429,19 +429,21 @@ class MetricAccumulator:
     def _count_slo_outcomes(self, columns: Columns, slo: Slo) -> None:
         """Count the requests that meet all terms of an SLO, and the outcomes of each term.
 
-        A request that the end of the run cut off is a miss if it was already over a limit then.
-        Otherwise it does not count.
+        A term is a limit, such as "TTFT at most 1 s". A request that the end of the run cut off is
+        a miss if it was already over the limit of a term. Otherwise it does not count.
         """
         is_good = outcomes.meets_slo(columns, slo)
         self.add_to_sum("good", is_good.sum())
 
+        # An unfinished request counts only if it is a miss.
         is_unfinished = columns.has_status(UNFINISHED)
         is_unfinished_miss = is_unfinished & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
 
         for term_number, term in enumerate(slo.terms):
-            # A term on gaps between events is not about single requests.
-            if per_request(term.metric):
+            # A term that limits the gaps between output events is not about single requests.
+            is_about_requests = per_request(term.metric)
+            if is_about_requests:
                 self._count_term_outcomes(columns, term_number, term)
 
     def _count_term_outcomes(self, columns: Columns, term_number: int, term: Term) -> None:
@@ -456,14 +458,18 @@ class MetricAccumulator:
             term_number: The index of the term in the SLO.
             term: The term.
         """
+        # Ok requests.
         values_of_ok = columns.measure(term.metric)[columns.is_ok]
-        values = drop_undefined(values_of_ok)
-        is_over = values > term.limit_ns
-        is_over_when_cut = outcomes.is_over_when_cut(columns, term)
+        known_values = drop_undefined(values_of_ok)
+        is_over_limit = known_values > term.limit_ns
 
-        self.add_to_sum(term_sum_name(term_number, "values"), len(values))
-        self.add_to_sum(term_sum_name(term_number, "over"), is_over.sum())
-        self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
+        # Unfinished requests, which the end of the run cut off.
+        is_over_limit_when_cut = outcomes.is_over_when_cut(columns, term)
+        unfinished_over_limit = is_over_limit_when_cut.sum()
+
+        self.add_to_sum(term_sum_name(term_number, "values"), len(known_values))
+        self.add_to_sum(term_sum_name(term_number, "over"), is_over_limit.sum())
+        self.add_to_sum(term_sum_name(term_number, "unfinished_over"), unfinished_over_limit)
 
     def _add_due_times(self, columns: Columns, is_open_loop: bool) -> None:
         """Add the first and the last time at which requests were due, and their number.
@@ -585,21 +591,21 @@ class MetricAccumulator:
         """Count the responses whose number of output tokens cannot be right.
 
         - "exact_counts": all checked responses, whose tokens the server or a tokenizer counted.
-        - "understated_counts": fewer tokens than output events.
-        - "conflicting_counts": fewer tokens than events, or more tokens than were requested.
+        - "understated_counts": the number is too low: fewer tokens than output events.
+        - "conflicting_counts": the number is too low, or more tokens than were requested.
         """
-        is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
+        is_counted_exactly = np.isin(columns["output_source"], EXACT_SOURCES)
         requests_output = ~columns.request_no_output
         has_count = columns.is_known("output_tokens")
-        is_checked = columns.is_ok & requests_output & is_exact & has_count
+        is_checked = columns.is_ok & requests_output & is_counted_exactly & has_count
 
-        is_too_low = is_checked & request_metrics.has_too_low_count(columns)
-        is_too_high = is_checked & request_metrics.has_too_high_count(columns)
-        is_wrong = is_too_low | is_too_high
+        has_too_low_count = is_checked & request_metrics.has_too_low_count(columns)
+        has_too_high_count = is_checked & request_metrics.has_too_high_count(columns)
+        has_wrong_count = has_too_low_count | has_too_high_count
 
         self.add_to_sum("exact_counts", is_checked.sum())
-        self.add_to_sum("understated_counts", is_too_low.sum())
-        self.add_to_sum("conflicting_counts", is_wrong.sum())
+        self.add_to_sum("understated_counts", has_too_low_count.sum())
+        self.add_to_sum("conflicting_counts", has_wrong_count.sum())
 
     def _add_requested_tokens(self, columns: Columns) -> None:
         """Add the requested and the received output tokens of ok requests that have both numbers.
@@ -630,16 +636,20 @@ class MetricAccumulator:
     def _count_token_sources(self, columns: Columns) -> None:
         """Count the ok requests by the source of their token counts, for input and for output.
 
-        A request for no output, such as embeddings, counts in "output_source_unasked".
+        The source is who counted the tokens, such as the server. Some requests, such as those for
+        embeddings, have no output tokens. They count in "output_source_unasked".
         """
-        with_output = columns.is_ok & ~columns.request_no_output
-        without_output = columns.is_ok & columns.request_no_output
-        input_sources = columns["input_source"][columns.is_ok]
-        output_sources = columns["output_source"][with_output]
+        is_ok = columns.is_ok
+        requests_no_output = columns.request_no_output
+        is_ok_with_output = is_ok & ~requests_no_output
+        is_ok_without_output = is_ok & requests_no_output
 
+        input_sources = columns["input_source"][is_ok]
         self._count_by_source("input_source", input_sources)
+
+        output_sources = columns["output_source"][is_ok_with_output]
         self._count_by_source("output_source", output_sources)
-        self.add_to_sum("output_source_unasked", without_output.sum())
+        self.add_to_sum("output_source_unasked", is_ok_without_output.sum())
 
     def _count_by_source(self, field: str, source_codes: NDArray[np.int64]) -> None:
         """Count requests by a source of token counts, in sums such as "input_source_server"."""
@@ -684,16 +694,18 @@ class MetricAccumulator:
         """Count the failed requests of each kind of failure, such as "reset" or "http_5xx".
 
         Args:
-            columns: The records. Their column `kind` has indices of KINDS.
-            texts: The error texts, which `columns["text"]` indexes.
+            columns: The records. Their column "kind" has the index of a kind in KINDS, and their
+                column "text" has the index of an error text in `texts`.
+            texts: The error texts.
         """
-        requests_by_code = np.bincount(columns["kind"])
-        for code in np.flatnonzero(requests_by_code).tolist():
-            kind = KINDS[code]
+        requests_of_kinds = np.bincount(columns["kind"])
+        kind_indices = np.flatnonzero(requests_of_kinds).tolist()
+        for kind_index in kind_indices:
+            kind = KINDS[kind_index]
             if kind in KINDS_WITHOUT_FAILURE:
                 continue
 
-            rows = np.flatnonzero(columns["kind"] == code)
+            rows = np.flatnonzero(columns["kind"] == kind_index)
             self.add_failures(kind, _summarize_failures(columns, rows, texts))
             if kind == "worker_died":
                 self._add_dead_workers(columns["worker"][rows])
@@ -779,21 +791,24 @@ def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
 
 
 def _time_request_amounts(columns: Columns, name: RequestAmount, slo: Slo | None) -> TimedAmounts:
-    """Return an amount of each request, and when it came.
+    """Return an amount of each request, with the time at which the amount came.
 
     - "output": the output tokens, spread from the first to the last one.
     - "input": the prompt tokens, at the first output token.
     - "ok": 1 for each ok request, at its end.
-    - "good": 1 for each request that meets the SLO, at its end. Without an SLO it equals "ok".
+    - "good": 1 for each request that meets the SLO, at its end. Without an SLO, all ok requests are
+      good.
     """
     if name == "output":
         return request_metrics.time_output_tokens(columns)
+
     if name == "input":
         return _time_prompt_tokens(columns)
 
+    is_counted = columns.is_ok
     if name == "good" and slo is not None:
-        return _time_request_ends(columns, outcomes.meets_slo(columns, slo))
-    return _time_request_ends(columns, columns.is_ok)
+        is_counted = outcomes.meets_slo(columns, slo)
+    return _time_request_ends(columns, is_counted)
 
 
 def _time_prompt_tokens(columns: Columns) -> TimedAmounts:

@@ -265,36 +265,40 @@ def count_in_flight(
 
 
 def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | None:
-    """Return whether more responses are wrong above some number of requests in flight.
+    """Return whether more responses are wrong while many other requests are in flight.
 
-    Several limits are tried, for example 64 and 128 requests in flight. For each limit, an exact
-    test compares responses above the limit with responses to the same question below the limit. The
-    smallest p-value is multiplied by the number of limits (Bonferroni), so that many limits do not
-    cause more false alarms. Return None if the number in flight varies too little for a comparison.
+    Several thresholds are tried, for example 64 and 128 requests in flight. For each of them, an
+    exact test compares the responses above the threshold with responses to the same question below.
+    The smallest p-value is multiplied by the number of thresholds (Bonferroni), so that many
+    thresholds do not cause more false alarms.
+
+    Return None if the number of requests in flight varies too little for a comparison.
     """
     in_flight = np.array([answer.in_flight for answer in answers], np.int64)
-    limits = _limits_to_compare(in_flight)
-    if not limits:
+    thresholds = _limits_to_compare(in_flight)
+    if not thresholds:
         return None
 
+    # Test each threshold.
     p_values = []
-    for limit in limits:
-        strata = _strata_by_question(answers, is_suspect=in_flight > limit)
+    for threshold in thresholds:
+        strata = _strata_by_question(answers, is_suspect=in_flight > threshold)
         p_values.append(excess_p_value(strata))
 
+    # The clearest threshold is the one with the smallest p-value.
     clearest_index = int(np.argmin(p_values))
-    clearest_limit = limits[clearest_index]
-    corrected_p_value = min(1.0, p_values[clearest_index] * len(limits))
+    clearest_threshold = thresholds[clearest_index]
+    corrected_p_value = min(1.0, p_values[clearest_index] * len(thresholds))
 
-    below = [answer.scored for answer in answers if answer.in_flight <= clearest_limit]
-    above = [answer.scored for answer in answers if answer.in_flight > clearest_limit]
+    below = [answer.scored for answer in answers if answer.in_flight <= clearest_threshold]
+    above = [answer.scored for answer in answers if answer.in_flight > clearest_threshold]
     return LoadDependence(
         is_worse=corrected_p_value < ALARM_LEVEL,
         p_value=corrected_p_value,
-        in_flight=clearest_limit,
+        in_flight=clearest_threshold,
         below=score_part(below),
         above=score_part(above),
-        compared=tuple(limits),
+        compared=tuple(thresholds),
     )
 
 
@@ -336,22 +340,26 @@ def _strata_by_question(
     questions = [answer.scored.question for answer in answers]
     is_wrong = [not answer.scored.is_correct for answer in answers]
 
-    trials: Counter[int] = Counter()
-    failures: Counter[int] = Counter()
-    suspect_trials: Counter[int] = Counter()
-    suspect_failures: Counter[int] = Counter()
+    # The numbers of responses by question.
+    all_responses: Counter[int] = Counter()
+    wrong_responses: Counter[int] = Counter()
+    suspect_responses: Counter[int] = Counter()
+    wrong_suspect_responses: Counter[int] = Counter()
     for question, wrong, suspect in zip(questions, is_wrong, is_suspect.tolist(), strict=True):
-        trials[question] += 1
-        failures[question] += wrong
-        suspect_trials[question] += suspect
-        suspect_failures[question] += wrong and suspect
+        all_responses[question] += 1
+        if wrong:
+            wrong_responses[question] += 1
+        if suspect:
+            suspect_responses[question] += 1
+        if wrong and suspect:
+            wrong_suspect_responses[question] += 1
 
-    for question in trials:
+    for question in all_responses:
         yield Stratum(
-            trials=trials[question],
-            failures=failures[question],
-            suspect_trials=suspect_trials[question],
-            suspect_failures=suspect_failures[question],
+            trials=all_responses[question],
+            failures=wrong_responses[question],
+            suspect_trials=suspect_responses[question],
+            suspect_failures=wrong_suspect_responses[question],
         )
 
 

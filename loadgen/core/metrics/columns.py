@@ -376,13 +376,13 @@ class Columns:
 
         Args:
             field: The name of the field.
-            positions: A slice, a mask or indices.
+            positions: A slice, a mask (an array of booleans), or an array of indices.
         """
-        if isinstance(positions, slice) or positions.dtype == bool or self._is_in_memory(field):
+        if isinstance(positions, slice) or _is_mask(positions) or self._is_in_memory(field):
             values: NDArray[np.int64] = self[field][positions]
             return values
 
-        # Indices are usually few, so only the part of the file that has them is read.
+        # Indices are usually few. Only the part of the file with these rows is read.
         row_indices = self._row_indices(positions)
         return self._read_rows(field, row_indices)
 
@@ -526,6 +526,11 @@ class Columns:
 def _empty_column(field: str) -> NDArray[np.int64]:
     """Return a column without rows, in the integer type that `record.FIELDS` has for the field."""
     return np.zeros(0, dtype=ROW[field])
+
+
+def _is_mask(positions: NDArray[Any]) -> bool:
+    """Return True if positions are a mask, which has a boolean for each row."""
+    return bool(positions.dtype == bool)
 
 
 def _is_constant(column: NDArray[Any]) -> bool:

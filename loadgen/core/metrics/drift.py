@@ -112,12 +112,13 @@ def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> 
         if quantile.metric == metric and quantile.statistic in withheld
     ]
 
-    # A block has fields such as `ttft_p99_ms`, and the drift has fields such as `ttft_p99`.
-    block_changes = {quantile.block_field: None for quantile in withheld_quantiles}
-    drift_changes = {quantile.field: None for quantile in withheld_quantiles}
-    blocks = tuple(msgspec.structs.replace(block, **block_changes) for block in drift.blocks)
+    # In a block, a quantile is in a field such as `ttft_p99_ms`.
+    removed_from_blocks = {quantile.block_field: None for quantile in withheld_quantiles}
+    blocks = tuple(msgspec.structs.replace(block, **removed_from_blocks) for block in drift.blocks)
 
-    return msgspec.structs.replace(drift, blocks=blocks, **drift_changes)
+    # In the drift, the change of the quantile is in a field such as `ttft_p99`.
+    removed_changes = {quantile.field: None for quantile in withheld_quantiles}
+    return msgspec.structs.replace(drift, blocks=blocks, **removed_changes)
 
 
 def without_tokens(drift: Drift) -> Drift:
@@ -144,17 +145,20 @@ class TimeBlocks(NamedTuple):
 def sample_blocks(measured_stages: Sequence[Columns]) -> TimeBlocks:
     """Return the latencies of the measured ok requests, by the block of time in which each is due.
 
-    The first block begins with the run, and the last block contains the latest due time.
+    The time of the run is divided into blocks of equal length. The first block begins with the run,
+    and the last block contains the latest due time.
     """
     due_ns_of_stages = [_ok_due_ns(columns) for columns in measured_stages]
-    latest_due_ns = [int(due_ns.max()) for due_ns in due_ns_of_stages if len(due_ns)]
-    if not latest_due_ns:
+    latest_of_stages_ns = [int(due_ns.max()) for due_ns in due_ns_of_stages if len(due_ns)]
+    if not latest_of_stages_ns:
         return TimeBlocks([], SHORTEST_BLOCK_NS)
 
-    latest_ns = max(latest_due_ns)
-    block_ns = _choose_block_ns(latest_ns)
-    block_count = latest_ns // block_ns + 1
+    # Divide the time from the start of the run to the latest due time.
+    latest_due_ns = max(latest_of_stages_ns)
+    block_ns = _choose_block_ns(latest_due_ns)
+    block_count = latest_due_ns // block_ns + 1
 
+    # Add the requests of each stage to the samples of the blocks.
     samples = [BlockSamples() for _ in range(block_count)]
     for columns, due_ns in zip(measured_stages, due_ns_of_stages, strict=True):
         block_of_request = _number_blocks(due_ns, block_ns)
@@ -262,18 +266,23 @@ def measure_drift(
     if not time_blocks.samples:
         return Drift()
 
-    blocks: list[Block] = []
+    all_blocks: list[Block] = []
     steady_blocks: list[Block] = []
     for timed_block in _list_blocks(time_blocks, steady):
         block = _summarize_block(timed_block.samples, timed_block.span)
         if timed_block.is_steady:
             block = _with_token_rate(block, timed_block.span, tokens_in)
             steady_blocks.append(block)
-        blocks.append(block)
+        all_blocks.append(block)
 
+    # With too few blocks, the drift has no changes.
     has_enough_blocks = len(steady_blocks) >= MIN_BLOCKS
-    changes = _measure_changes(steady_blocks) if has_enough_blocks else {}
-    return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
+    change_by_field = _measure_changes(steady_blocks) if has_enough_blocks else {}
+    return Drift(
+        block_s=time_blocks.block_ns / 1e9,
+        blocks=tuple(all_blocks),
+        **change_by_field,
+    )
 
 
 def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float | None]) -> Block:
@@ -283,17 +292,25 @@ def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float
 
 
 def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
-    """Return the blocks with requests, and all blocks after the first one in the steady state."""
+    """Return the blocks of time to report, with whether each is in the steady state.
+
+    A block without requests is left out if it is before the first block in the steady state.
+
+    Args:
+        time_blocks: The latencies by block of time.
+        steady: The time of the steady state, which is without the start and the end of the load.
+    """
     timed_blocks: list[_TimedBlock] = []
+    has_steady_state_begun = False
     for number, samples in enumerate(time_blocks.samples):
         start_ns = number * time_blocks.block_ns
         end_ns = start_ns + time_blocks.block_ns
         span = windows.make_span(start_ns, end_ns)
 
-        is_after_steady_block = any(block.is_steady for block in timed_blocks)
-        if samples.requests or is_after_steady_block:
+        if samples.requests or has_steady_state_begun:
             is_steady = _is_inside(span, steady)
             timed_blocks.append(_TimedBlock(samples, span, is_steady))
+            has_steady_state_begun = has_steady_state_begun or is_steady
 
     return timed_blocks
 
@@ -320,26 +337,33 @@ def _summarize_block(samples: BlockSamples, span: Span) -> Block:
         requests=samples.requests,
     )
 
-    quantiles_ms = {}
+    # The quantiles by the name of their field in the block, such as "ttft_p99_ms".
+    quantile_ms_by_field = {}
     for quantile in QUANTILES:
         latencies_ns = samples.values[quantile.metric]
-        if latencies_ns.count:
+        if latencies_ns.count > 0:
             quantile_ns = latencies_ns.quantile(quantile.probability)
-            quantiles_ms[quantile.block_field] = milliseconds(quantile_ns)
+            quantile_ms_by_field[quantile.block_field] = milliseconds(quantile_ns)
 
-    return msgspec.structs.replace(block, **quantiles_ms)
+    return msgspec.structs.replace(block, **quantile_ms_by_field)
 
 
 def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
-    """Return the relative change of the output rate and of each latency, as fields of `Drift`."""
+    """Return the relative change of the output rate and of each latency over the steady state.
+
+    The result has the names of fields of `Drift`, such as "output_per_s" and "ttft_p99".
+
+    Args:
+        steady_blocks: The blocks of time in the steady state.
+    """
     output_rates = [block.output_per_s for block in steady_blocks]
-    changes = {"output_per_s": _relative_change(output_rates)}
+    change_by_field = {"output_per_s": _relative_change(output_rates)}
 
     for quantile in QUANTILES:
-        values = [getattr(block, quantile.block_field) for block in steady_blocks]
-        changes[quantile.field] = _relative_change(values)
+        latencies_ms = [getattr(block, quantile.block_field) for block in steady_blocks]
+        change_by_field[quantile.field] = _relative_change(latencies_ms)
 
-    return changes
+    return change_by_field
 
 
 def _relative_change(values: Sequence[float | None]) -> float | None:

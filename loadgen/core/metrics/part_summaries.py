@@ -293,6 +293,8 @@ class PartSummarizer:
     ) -> SloSample:
         """Return the requests and gaps by which the SLO of some stages is judged.
 
+        A gap is the time between two output events of a response.
+
         Args:
             accumulator: The requests of the stages.
             gaps: The gaps between output events of these requests.
@@ -356,7 +358,9 @@ class PartSummarizer:
     def _slo_sample_of_part(
         self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
     ) -> SloSample:
-        """Return the requests by which the SLO of a target, class or other part is judged.
+        """Return the requests by which the SLO of a part of the run is judged.
+
+        A part is, for example, the requests of one target or of one request class.
 
         Args:
             accumulator: The requests.
@@ -366,16 +370,17 @@ class PartSummarizer:
         return SloSample(
             accumulator,
             gaps=Histogram(),  # gaps between events are recorded by stage only
-            unrecorded=0,  # nobody knows to which part a request without a record belonged
+            unrecorded=0,  # requests without a record are not known to belong to a part
             withheld_metrics=self._withheld_metrics_of_parts,
             limits=self._manifest.limits,
             counts_dropped=counts_dropped,
         )
 
     def is_slo_missed_by_server(self, gaps: Histogram, unrecorded: int) -> bool:
-        """Return True if an SLO is missed even if dropped requests do not count.
+        """Return True if the run or a request class misses its SLO, without the dropped requests.
 
-        The client drops a request, and does not send it, if too many requests are in flight.
+        The client drops a request, and does not send it, if too many requests are in flight. So a
+        dropped request does not show how fast the server is.
 
         Args:
             gaps: The gaps between output events of all measured requests.
@@ -387,11 +392,12 @@ class PartSummarizer:
         if is_slo_missed(run_sample):
             return True
 
-        class_samples = [
-            self._slo_sample_of_part(request_class.measured, counts_dropped=False)
-            for request_class in self._accumulator.classes
-        ]
-        return any(is_slo_missed(sample) for sample in class_samples)
+        for request_class in self._accumulator.classes:
+            class_sample = self._slo_sample_of_part(request_class.measured, counts_dropped=False)
+            if is_slo_missed(class_sample):
+                return True
+
+        return False
 
     def summarize_all(
         self, window: Window, step_times: Sequence[StepTime], default_model: str
@@ -431,13 +437,14 @@ class PartSummarizer:
             part: The requests that were sent to the target.
             window: The window of the run.
         """
-        # These rates are over the window of the run, so that the rates of all targets add up.
+        # The rates of `metrics` are over the window of the run. So the rates of all targets add up
+        # to the rate of the run.
         metrics = self._measure_part(part, window, target.gpus)
 
-        # This rate is over the time in which the target was used.
-        target_window = measure_window(part.measured, part)
+        # The active rate is over the time in which the target was used.
+        active_window = measure_window(part.measured, part)
         output_tokens = part.measured.sum_known("output_tokens")
-        active_output_per_s = per_second(output_tokens, target_window)
+        active_output_per_s = per_second(output_tokens, active_window)
 
         return TargetSummary(
             target=target,
@@ -480,19 +487,22 @@ class PartSummarizer:
             window: The window of the run.
         """
         plan = self._manifest.classes[index]
-        part = self._accumulator.classes[index]
-        metrics = self._measure_part(part, window)
+        class_requests = self._accumulator.classes[index]
+        metrics = self._measure_part(class_requests, window)
 
+        # A task is a sequence of requests, such as a conversation.
         cut_conversations = self._accumulator.count_cut_conversations(index)
-        tasks = summarize_tasks(part.measured, cut_conversations, window)
+        tasks = summarize_tasks(class_requests.measured, cut_conversations, window)
 
         return ClassSummary(
+            # The planned class.
             name=plan.name,
             share=plan.share,
-            starts=part.measured.sum("starts"),
             model=plan.model,
             priority=plan.priority,
             tenant=plan.tenant,
+            # The requests, and their metrics.
+            starts=class_requests.measured.sum("starts"),
             requests=metrics.requests,
             bytes=metrics.bytes,
             load=metrics.load,
@@ -500,6 +510,7 @@ class PartSummarizer:
             ttft_ms=metrics.ttft_ms,
             tpot_ms=metrics.tpot_ms,
             e2e_ms=metrics.e2e_ms,
+            # The tasks.
             goodput=include_task_outcome(metrics.goodput, tasks),
             sessions=tasks,
         )
@@ -618,11 +629,11 @@ def _free_columns(accumulator: MetricAccumulator) -> None:
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
     """Describe several targets as one, by the values in common and the sum of the GPUs.
 
-    A field in which the targets differ gets its default value.
+    A field in which the targets differ gets its default value. A target may serve only certain
+    steps of agentic tasks. Such targets are left out, unless there are no others.
     """
-    # Targets for certain steps of tasks are left out, if there are also targets for all steps.
-    general_targets = [target for target in targets if not target.serves]
-    combined_targets = general_targets or targets
+    targets_for_all_steps = [target for target in targets if not target.serves]
+    combined_targets = targets_for_all_steps or targets
     if not combined_targets:
         return TargetFacts()
     if len(combined_targets) == 1:

@@ -212,12 +212,15 @@ class _DeadlineCounter:
         self._responses = responses
         self._per_token_ns = deadlines.per_token_ns
 
-        # One entry per response.
+        # For each response, the spare time until its next deadline, and its deadlines up to now.
         response_count = len(responses.slots)
         self._slack_ns = np.zeros(response_count, np.int64)
         self._deadlines = np.zeros(response_count, np.int64)
         self._missed = np.zeros(response_count, np.int64)
-        self._is_complete = responses.gap_counts <= 0
+
+        # A gap is the time between two events. A response without gaps has only a first event.
+        has_only_first_event = responses.gap_counts <= 0
+        self._is_complete = has_only_first_event
 
         all_positions = np.arange(response_count)
         self._add_event(

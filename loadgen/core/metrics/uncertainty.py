@@ -145,8 +145,10 @@ class BoundedSample(NamedTuple):
 
         Args:
             probabilities: The probabilities of some quantiles, such as 0.99 for p99.
-            max_error_share: By which share of its value a quantile may be off.
+            max_error_share: The largest error of a quantile that is accepted, as a share of its
+                value.
         """
+        # Without bounds, all values are exact.
         if self.bounds is None or not self.values.count:
             return probabilities
 
@@ -204,7 +206,11 @@ def are_stalls_uncertain(requests: MetricAccumulator, limits: ValidityLimits) ->
 
 
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
-    """Return the fewest and the most requests that may meet an SLO, as timestamps have errors."""
+    """Return the fewest and the most requests that may meet an SLO.
+
+    The latency of a request is not known exactly, because timestamps have errors. It is between a
+    lower and an upper bound.
+    """
     bound_functions = _find_bound_functions(accumulator, slo)
     if not bound_functions:
         good_requests = accumulator.sum("good")
@@ -213,15 +219,15 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
     fewest_good = 0
     most_good = 0
     for block in blocks_of(accumulator.columns):
-        longest = {}
-        shortest = {}
+        shortest_latencies = {}
+        longest_latencies = {}
         for metric, compute_bounds in bound_functions.items():
             latency_bounds = compute_bounds(block)
-            shortest[metric] = latency_bounds.lower
-            longest[metric] = latency_bounds.upper
+            shortest_latencies[metric] = latency_bounds.lower
+            longest_latencies[metric] = latency_bounds.upper
 
-        is_good_for_certain = outcomes.meets_slo(block, slo, longest)
-        may_be_good = outcomes.meets_slo(block, slo, shortest)
+        is_good_for_certain = outcomes.meets_slo(block, slo, longest_latencies)
+        may_be_good = outcomes.meets_slo(block, slo, shortest_latencies)
         fewest_good += int(is_good_for_certain.sum())
         most_good += int(may_be_good.sum())
 
