@@ -170,7 +170,10 @@ def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
 
         load_before = _load_of_stage(before)
         load_after = _load_of_stage(after)
-        if load_before is not None and load_after is not None and load_before > load_after:
+        if load_before is None or load_after is None:
+            continue
+
+        if load_before > load_after:
             yield index
 
 
@@ -258,12 +261,15 @@ def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
 
 
 def _measure_recovery(measured_stages: Sequence[Columns], slo: Slo, event: _TimedEvent) -> Recovery:
-    """Return whether the SLO was missed at an event, and when the SLO was met again.
+    """Return whether the SLO was missed around an event, and when the SLO was met again.
+
+    The requests before and after the event are divided into groups of GROUP_SIZE requests, each of
+    which meets or misses the SLO.
 
     Args:
         measured_stages: The records of each measured stage.
         slo: The SLO of the run.
-        event: The event, with the times that are examined before and after it.
+        event: The event, with the start and the end of the time that is examined.
     """
     after = _group_requests(measured_stages, event.at_ns, event.end_ns, slo)
     group_count = len(after.is_met)
@@ -272,14 +278,17 @@ def _measure_recovery(measured_stages: Sequence[Columns], slo: Slo, event: _Time
         return msgspec.structs.replace(event.recovery, reason=reason)
 
     before = _group_requests(measured_stages, event.start_ns, event.at_ns, slo)
-    is_slo_missed = _was_missed_before(before, event) or not after.is_met.all()
-    observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
+    is_missed_before = _was_missed_before(before, event)
+    is_missed_after = not after.is_met.all()
+
+    last_due_ns = after.due_ns[-1]
+    observed_s = float(last_due_ns - event.at_ns) / 1e9
 
     return msgspec.structs.replace(
         event.recovery,
         observed_s=observed_s,
         resolution_s=observed_s / group_count,
-        slo_missed=bool(is_slo_missed),
+        slo_missed=bool(is_missed_before or is_missed_after),
         recovered_after_s=_recovery_time_s(after, event.at_ns),
     )
 
@@ -303,19 +312,22 @@ def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
     The result is None if the last group misses the SLO.
 
     Args:
-        after: The groups of requests after the event.
+        after: The groups of GROUP_SIZE requests after the event, in order of time.
         at_ns: The time of the event.
     """
-    missed_groups = np.flatnonzero(~after.is_met)
-    if not len(missed_groups):
+    groups_with_miss = np.flatnonzero(~after.is_met)
+    if not len(groups_with_miss):
         return 0.0
 
-    first_recovered_group = int(missed_groups[-1]) + 1
-    if first_recovered_group == len(after.is_met):
+    last_group_with_miss = int(groups_with_miss[-1])
+    first_recovered_group = last_group_with_miss + 1
+    has_recovered = first_recovered_group < len(after.is_met)
+    if not has_recovered:
         return None
 
     first_recovered_request = first_recovered_group * GROUP_SIZE
-    return float(after.due_ns[first_recovered_request] - at_ns) / 1e9
+    recovered_at_ns = after.due_ns[first_recovered_request]
+    return float(recovered_at_ns - at_ns) / 1e9
 
 
 def _group_requests(
@@ -351,16 +363,23 @@ def _group_requests(
 
 
 def _groups_with_share(is_good: NDArray[np.bool_], min_share: float) -> NDArray[np.bool_]:
-    """Return in which groups of requests at least a share of the requests is good.
+    """Return for each group of requests whether enough of its requests are good.
 
-    For a share of 0.9, up to 2 of the 20 requests of a group may be bad.
+    For a `min_share` of 0.9, up to 2 of the 20 requests of a group may be bad.
+
+    Args:
+        is_good: Whether each request is good.
+        min_share: The share of the requests of a group that must be good.
     """
     is_bad = np.logical_not(is_good)
+    is_request = np.ones(len(is_good), np.int64)
     bad_counts = _sum_by_group(is_bad)
-    request_counts = _sum_by_group(np.ones(len(is_good), np.int64))
+    request_counts = _sum_by_group(is_request)
+
+    # 20 * (1 - 0.9) is a little less than 2, because floats are rounded.
     max_bad_counts = request_counts * (1 - min_share) + ROUNDING
-    has_share: NDArray[np.bool_] = bad_counts <= max_bad_counts
-    return has_share
+    has_enough_good: NDArray[np.bool_] = bad_counts <= max_bad_counts
+    return has_enough_good
 
 
 def _is_counted_within(columns: Columns, start_ns: int, end_ns: int, slo: Slo) -> NDArray[np.bool_]:

@@ -44,12 +44,15 @@ def different_p_value(first: AnswerScores, other: AnswerScores) -> float:
 
 
 def _pair_questions(first: AnswerScores, other: AnswerScores) -> Iterator[Stratum]:
-    """Yield the numbers of checked and of wrong responses to each question.
+    """Yield the numbers of checked and of wrong responses to each question in two runs.
 
-    The scores have one number for each question, as text such as "12 10 11". Questions without a
-    number in one of the scores count as 0. A test later looks for more wrong responses in `other`,
-    which is therefore the suspected part.
+    A statistical test of the result shows if more responses are wrong in the other run.
+
+    Args:
+        first: The scores of the first run. Their numbers by question are text such as "12 10 11".
+        other: The scores of the other run, which is suspected of more wrong responses.
     """
+    # A question that is missing in one of the runs has no responses there.
     counts_of_questions = zip_longest(
         parse_counts(first.checked_by_question),
         parse_counts(first.wrong_by_question),

@@ -69,26 +69,28 @@ def number_keys(keys: NDArray[Any]) -> NumberedKeys:
 
 
 def _number_keys_by_table(keys: NDArray[Any]) -> NumberedKeys:
-    """Return the different keys, and the index of each request's key, without sorting.
+    """Return the different keys in ascending order, and the index of each request's key.
 
-    The keys 9, 7, 9 have the offsets 2, 0, 2 from the smallest key. In a table by offset, the key 7
-    has the index 0 at offset 0, and the key 9 has the index 1 at offset 2.
+    The result for the keys 9, 7, 9 is the different keys 7, 9, and the indices 1, 0, 1. A table is
+    faster than sorting the keys. An offset is a key minus the smallest key: 2, 0, 2.
     """
     smallest_key = int(keys.min())
     offset_of_request = keys - smallest_key
     table_size = int(offset_of_request.max()) + 1
 
+    # Mark each offset that occurs.
     occurs = np.zeros(table_size, bool)
     occurs[offset_of_request] = True
-    occurring_offsets = np.flatnonzero(occurs)
+    different_offsets = np.flatnonzero(occurs)
+    key_count = len(different_offsets)
 
-    # The smallest integer type that can store all indices saves memory.
-    index_type = np.min_scalar_type(len(occurring_offsets))
+    # Number the different offsets. The smallest type that can store all indices saves memory.
+    index_type = np.min_scalar_type(key_count)
     index_of_offset = np.zeros(table_size, index_type)
-    index_of_offset[occurring_offsets] = np.arange(len(occurring_offsets))
+    index_of_offset[different_offsets] = np.arange(key_count)
 
     return NumberedKeys(
-        keys=occurring_offsets + smallest_key,
+        keys=different_offsets + smallest_key,
         key_index=index_of_offset[offset_of_request],
     )
 

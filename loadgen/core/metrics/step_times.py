@@ -98,11 +98,16 @@ def _measure_steps_of_class(
     Args:
         requests: The requests of all classes.
         is_of_class: Which requests belong to the class.
-        steps: The steps of the tasks, which together have all turns.
+        steps: The steps of the tasks. A step consists of turns, which are requests of a task, and
+            all steps together have all turns.
     """
+    # For each turn, the turns that it waits for.
     preceding_turns = _find_preceding_turns(steps)
-    tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
-    if not len(tasks.due_ns):
+    turn_count = len(preceding_turns)
+
+    tasks = _select_ok_tasks(requests, is_of_class, turn_count)
+    task_count = len(tasks.due_ns)
+    if not task_count:
         return [UNKNOWN] * len(steps)
 
     turn_times = _measure_turn_times(tasks, preceding_turns)
@@ -179,19 +184,20 @@ def _select_ok_tasks(
         turn_of_request=requests["turn"][is_of_class],
         turns=turns,
     )
-    is_request_ok = requests["status"][is_of_class] == OK
-    is_task_ok = task_table.find_complete_rows(is_request_ok)
+    status_of_request = requests["status"][is_of_class]
+    is_task_ok = task_table.find_complete_rows(status_of_request == OK)
 
-    due_ns = task_table.fill(requests["due_ns"][is_of_class])
-    end_ns = task_table.fill(requests["end_ns"][is_of_class])
-    return _TaskTimes(due_ns=due_ns[is_task_ok], end_ns=end_ns[is_task_ok])
+    # Each table has a row for each task, and a column for each turn.
+    due_ns_by_task = task_table.fill(requests["due_ns"][is_of_class])
+    end_ns_by_task = task_table.fill(requests["end_ns"][is_of_class])
+    return _TaskTimes(due_ns=due_ns_by_task[is_task_ok], end_ns=end_ns_by_task[is_task_ok])
 
 
 def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
-    """Return the time that each turn, and the pause before it, added to all tasks.
+    """Return how much longer the tasks became by each turn, and by the pause before the turn.
 
-    A turn that ran at the same time as a longer turn adds nothing, because it did not delay the end
-    of the task.
+    A turn is a request of a task. A turn that ran at the same time as a longer turn counts as 0,
+    because the shorter one did not delay the end of the task.
 
     Args:
         tasks: The times of the requests of each task.
@@ -201,13 +207,14 @@ def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
     durations_ns = tasks.end_ns - tasks.due_ns
     pauses_ns = _measure_pauses(tasks, preceding_turns)
 
-    # Sums over all tasks, by turn.
-    request_ns = np.where(is_on_path, durations_ns, 0).sum(axis=0)
-    pause_ns = np.where(is_on_path, pauses_ns, 0).sum(axis=0)
+    # Only the turns on the critical path of a task delay its end.
+    durations_on_path_ns = np.where(is_on_path, durations_ns, 0)
+    pauses_on_path_ns = np.where(is_on_path, pauses_ns, 0)
 
+    # Each row is a task, so the sums over all tasks are those of the columns.
     return _TurnTimes(
-        request_ns=request_ns.astype(np.float64),
-        pause_ns=pause_ns.astype(np.float64),
+        request_ns=durations_on_path_ns.sum(axis=0).astype(np.float64),
+        pause_ns=pauses_on_path_ns.sum(axis=0).astype(np.float64),
         all_pauses_ns=pauses_ns,
     )
 
@@ -253,12 +260,18 @@ def _find_turn_that_ended_last(tasks: _TaskTimes, turns: list[int]) -> NDArray[n
 def _measure_pauses(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> NDArray[np.int64]:
     """Return the pause before each request, in ns: a row per task, a column per turn.
 
-    The pause lasts from the end of the requests that a request waits for until it is due.
+    A request of a task waits for other requests of the task. The pause lasts from the end of the
+    last of these until the request is due. A request that waits for no other has no pause.
+
+    Args:
+        tasks: The times of the requests of each task.
+        preceding_turns: For each turn, the turns that it waits for.
     """
     pauses_ns = np.zeros(tasks.due_ns.shape, np.int64)
     for turn, awaited_turns in preceding_turns.items():
         if awaited_turns:
-            last_end_ns = tasks.end_ns[:, awaited_turns].max(axis=1)
+            end_of_awaited_ns = tasks.end_ns[:, awaited_turns]
+            last_end_ns = end_of_awaited_ns.max(axis=1)
             pauses_ns[:, turn] = tasks.due_ns[:, turn] - last_end_ns
 
     return pauses_ns

@@ -146,11 +146,20 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
     """Return why the load of a run cannot be judged, or "" if it can."""
     if manifest.state not in ("finished", "running"):
         return "the run did not finish"
+
     if len(stages) > 1:
         return "several loads were measured one after the other"
-    is_open_without_rate = bool(stages) and not stages[0].closed and stages[0].rate is None
-    if is_open_without_rate:
-        return f"the load changes over time by design ({stages[0].arrival})"
+
+    if not stages:
+        return ""
+
+    # An open loop sends requests at planned times. Its rate may change over time.
+    stage = stages[0]
+    is_open_loop = not stage.closed
+    has_constant_rate = stage.rate is not None
+    if is_open_loop and not has_constant_rate:
+        return f"the load changes over time by design ({stage.arrival})"
+
     return ""
 
 
@@ -234,7 +243,8 @@ def _median_e2e_ns(measured_stages: Sequence[Columns]) -> float | None:
 def _judge_without_steady_state(measured_stages: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged.
 
-    Either all requests were due at one time, or requests of the warm-up were always in flight.
+    The steady state is the time in which no request of the warm-up is in flight. There is none if
+    all requests were due at one time, or if requests of the warm-up were always in flight.
     """
     due_ns_of_stages = [columns["due_ns"][columns.reached_due_time] for columns in measured_stages]
     due_ns = join_arrays(due_ns_of_stages)
@@ -269,7 +279,9 @@ def _report_short_load(load_s: float, request_s: float) -> Sustainable:
 
 
 def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) -> Sustainable:
-    """Judge whether latencies or queues grew at any replica, if each replica got enough requests.
+    """Judge whether latencies or queues grew at any replica.
+
+    If a replica got too few requests for a test, the result says so.
 
     Args:
         replicas: The queue and the latencies of each server over time.
@@ -317,16 +329,20 @@ def _report_few_requests(
 
 
 def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
-    """Return True if so few requests were in flight at each replica that it kept up for certain.
+    """Return True if so few requests were in flight at each replica that all of them kept up.
 
-    A server that delivers less than 95 % of 1,000 due requests has 50 requests in flight at the
-    end. So a server with fewer than 50 requests in flight at all times kept up.
+    A replica keeps up if it delivers at least the share MIN_DELIVERED_SHARE of the due requests.
+    The others are in flight at the end: of 1,000 due requests, a replica that delivers less than
+    95 % has more than 50 in flight. So a replica that never has 50 in flight keeps up.
     """
-    undelivered_share = 1 - MIN_DELIVERED_SHARE
-    return all(
-        float(replica.in_flight.max()) < undelivered_share * replica.due_requests
-        for replica in replicas
-    )
+    max_undelivered_share = 1 - MIN_DELIVERED_SHARE
+    for replica in replicas:
+        most_in_flight = float(replica.in_flight.max())
+        max_undelivered_requests = max_undelivered_share * replica.due_requests
+        if not most_in_flight < max_undelivered_requests:
+            return False
+
+    return True
 
 
 class _GrowthReport:
@@ -346,9 +362,12 @@ class _GrowthReport:
         self._replicas = replicas
         self._time = tested_time
 
+        # A phrase such as " per replica", which is empty for a single one.
         self._replica_noun = _noun_of(replicas[0])
-        self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
+        has_several_replicas = len(replicas) > 1
+        self._per_replica_phrase = f" per {self._replica_noun}" if has_several_replicas else ""
 
+        # A phrase such as "the second half (300 s), corrected for requests that grew 5%".
         self._time_phrase = f"the second half ({tested_time.duration_s:,.0f} s)"
         if test.work_growth_share is not None:
             growth = f"{test.work_growth_share:.0%}"
@@ -370,16 +389,28 @@ class _GrowthReport:
     def _make_judgement(
         self, code: SustainedCode, reason: str, sustained: bool | None
     ) -> Sustainable:
-        """Return a judgement with the fields that are the same for every outcome of the test."""
-        visible_share = self._test.visible_share
+        """Return a judgement with the fields that are the same for every outcome of the test.
+
+        Args:
+            code: The code of the outcome.
+            reason: The outcome as a sentence.
+            sustained: Whether the server can sustain the load. None if that is not known.
+        """
+        # The smallest growth that the test would have detected.
+        detectable_share = self._test.visible_share
+        is_limited = math.isfinite(detectable_share)
+
         return Sustainable(
+            # The outcome.
             sustained=sustained,
             code=code,
             reason=reason,
+            # The tested time.
             start_s=float(self._time.start_ns / 1e9),
             end_s=float(self._time.end_ns / 1e9),
+            # The test.
             parts=len(self._replicas),
-            visible_share=visible_share if math.isfinite(visible_share) else None,
+            visible_share=detectable_share if is_limited else None,
             work_growth_share=self._test.work_growth_share,
         )
 
@@ -438,8 +469,9 @@ class _GrowthReport:
 
         The detection threshold is the smallest growth that the test would have found.
         """
-        threshold_share = self._test.visible_share
-        threshold = f"{threshold_share:.0%}" if math.isfinite(threshold_share) else "unlimited"
+        detectable_share = self._test.visible_share
+        is_limited = math.isfinite(detectable_share)
+        threshold = f"{detectable_share:.0%}" if is_limited else "unlimited"
 
         reason = (
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
@@ -447,8 +479,9 @@ class _GrowthReport:
         )
         judgement = self._make_judgement("too_noisy", reason, sustained=None)
 
-        load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
-        needed_s = load_s * _needed_length_factor(threshold_share)
+        # A longer load would have a smaller threshold. The tested time is half of the load.
+        load_s = 2 * self._time.duration_s
+        needed_s = load_s * _needed_length_factor(detectable_share)
         return msgspec.structs.replace(judgement, needed_s=needed_s)
 
 

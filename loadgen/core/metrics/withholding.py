@@ -176,22 +176,31 @@ def _find_withheld_statistics(measured: MeasuredStatistics) -> dict[str, Withhel
 
 
 def _find_withheld_metrics(measured: MeasuredStatistics) -> dict[str, str]:
-    """Return the metrics that are not reported at all, and the reason for each."""
+    """Return the metrics that are not reported at all, and the reason for each.
+
+    If a metric has several reasons, the last one is returned.
+    """
     requests = measured.requests
     manifest = measured.manifest
 
-    withheld = _metrics_of_wrong_token_counts(requests)
-    withheld.update(missing_metrics(manifest.slos))  # metrics of plug-ins that are not installed
+    reason_by_metric = _metrics_of_wrong_token_counts(requests)
+
+    metrics_of_missing_plugins = missing_metrics(manifest.slos)
+    reason_by_metric.update(metrics_of_missing_plugins)
+
     if manifest.stream:
-        withheld.update(_metrics_of_hidden_first_tokens(requests))
+        metrics_of_hidden_first_tokens = _metrics_of_hidden_first_tokens(requests)
+        reason_by_metric.update(metrics_of_hidden_first_tokens)
 
-    without_kernel_times = _metrics_of_missing_kernel_times(requests, manifest)
-    if without_kernel_times:
-        withheld.update(without_kernel_times)  # these include the stalls
+    # If kernel times are missing, the stalls are among the metrics without kernel times.
+    metrics_without_kernel_times = _metrics_of_missing_kernel_times(requests, manifest)
+    if metrics_without_kernel_times:
+        reason_by_metric.update(metrics_without_kernel_times)
     elif uncertainty.are_stalls_uncertain(requests, manifest.limits):
-        withheld["stalls"] = timing_evidence.explain_uncertain_times(measured.timing_evidence)
+        explanation = timing_evidence.explain_uncertain_times(measured.timing_evidence)
+        reason_by_metric["stalls"] = explanation
 
-    return withheld
+    return reason_by_metric
 
 
 def _metrics_of_wrong_token_counts(requests: MetricAccumulator) -> dict[str, str]:
@@ -273,20 +282,35 @@ _PART_FIELDS = ("stages", "targets", "regions", "nodes", "classes", "models", "s
 
 
 def without_withheld_values(summary: Summary) -> Summary:
-    """Return a summary without withheld values, for the run and for each of its parts."""
+    """Return a summary without withheld values, for the run and for each of its parts.
+
+    A value is withheld, which means not reported, if it is too uncertain. A part is, for example,
+    the requests of one target.
+    """
     summary = msgspec.structs.replace(summary, drift=_reported_drift(summary))
 
     withheld_metrics = summary.withheld_metrics
     if not withheld_metrics:
         return summary
 
-    for field in _PART_FIELDS:
-        parts: tuple[PartSummary, ...] = getattr(summary, field)
-        reported_parts = tuple(_without_metrics(part, withheld_metrics) for part in parts)
-        summary = msgspec.structs.replace(summary, **{field: reported_parts})
-
+    summary = _without_metrics_of_parts(summary, withheld_metrics)
     summary = _without_metrics(summary, withheld_metrics)
     return _without_metrics_of_run(summary, withheld_metrics)
+
+
+def _without_metrics_of_parts(summary: Summary, withheld_metrics: Mapping[str, str]) -> Summary:
+    """Return the summary of a run without some metrics in the summaries of its parts.
+
+    Args:
+        summary: The summary of a run.
+        withheld_metrics: The metrics to remove, with the reason for each.
+    """
+    reported_parts: dict[str, tuple[PartSummary, ...]] = {}
+    for field in _PART_FIELDS:
+        parts: tuple[PartSummary, ...] = getattr(summary, field)
+        reported_parts[field] = tuple(_without_metrics(part, withheld_metrics) for part in parts)
+
+    return msgspec.structs.replace(summary, **reported_parts)
 
 
 def _without_metrics(summary: AnySummary, withheld_metrics: Mapping[str, str]) -> AnySummary:
@@ -297,16 +321,18 @@ def _without_metrics(summary: AnySummary, withheld_metrics: Mapping[str, str]) -
         withheld_metrics: The metrics to remove, with the reason for each.
     """
     changed_fields: dict[str, object] = {}
-    for metric in withheld_metrics:
-        field = f"{metric}_ms"
-        distribution = getattr(summary, field, None)  # not every metric has a field
+
+    # A latency such as "ttft" has a field such as `ttft_ms`. Some metrics have no field.
+    possible_fields = {f"{metric}_ms" for metric in withheld_metrics}
+    for field in possible_fields.intersection(summary.__struct_fields__):
+        distribution = getattr(summary, field)
         if isinstance(distribution, Distribution):
             changed_fields[field] = distribution.without_statistics()
 
     if "tokens" in withheld_metrics:
         changed_fields["tokens"] = token_usage.without_output_counts(summary.tokens)
 
-        # Of all summaries, only that of a target has a token rate outside of `tokens`.
+        # The summary of a target has another token rate, which is not in the field `tokens`.
         if isinstance(summary, TargetSummary):
             changed_fields["active_output_per_s"] = None
 
@@ -362,19 +388,25 @@ def _without_stalls(summary: Summary) -> Summary:
 def _without_other_metrics(
     distributions: Mapping[str, Distribution], withheld_metrics: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return distributions by metric, with an empty distribution for each withheld metric."""
-    reported = dict(distributions)
-    for definition in METRICS.available():
-        is_withheld = definition.name in withheld_metrics
-        if is_withheld and definition.field in reported:
-            distribution = reported[definition.field]
-            reported[definition.field] = distribution.without_statistics()
+    """Return the less common metrics of a run, without the statistics of withheld metrics.
 
-    return reported
+    Args:
+        distributions: The distribution of each metric, by the field of the metric.
+        withheld_metrics: The names of the withheld metrics, with the reason for each.
+    """
+    reported_by_field = dict(distributions)
+    for definition in METRICS.available():
+        field = definition.field
+        is_withheld = definition.name in withheld_metrics
+        if is_withheld and field in reported_by_field:
+            reported_by_field[field] = reported_by_field[field].without_statistics()
+
+    return reported_by_field
 
 
 def _without_tokens_of_run(summary: Summary) -> Summary:
-    """Return the summary of a run without output tokens in the fields that only a run has."""
+    """Return the summary of a run without output tokens in fields that summaries of parts lack."""
+    # The tasks of agents and the conversations are called sessions.
     sessions = summary.sessions
     if sessions is not None:
         sessions = msgspec.structs.replace(sessions, output_tokens=None)
@@ -382,7 +414,7 @@ def _without_tokens_of_run(summary: Summary) -> Summary:
     return msgspec.structs.replace(
         summary,
         drift=drift.without_tokens(summary.drift),
-        rack=None,  # has output rates, and nothing else
+        rack=None,  # all of its fields are rates of output tokens
         sessions=sessions,
     )
 
