@@ -289,12 +289,17 @@ def detect_periodic_stalls(case: Case) -> Cause | None:
 
     Such bursts show that the server stops from time to time, for example for a checkpoint.
     """
+    # A relative time is 0 at the start of the load and 1 at its end.
     slow_times_s = case.relative_time[case.is_slow] * case.span_s
-    bursts = _drop_small_bursts(_find_bursts(slow_times_s))
+    slow_requests = len(slow_times_s)
 
+    bursts = _drop_small_bursts(_find_bursts(slow_times_s))
     requests_in_bursts = sum(burst.size for burst in bursts)
-    share_in_bursts = requests_in_bursts / len(slow_times_s)
-    if share_in_bursts < CLEAR_SHARE or not _are_short_and_periodic(bursts, case.span_s):
+    share_in_bursts = requests_in_bursts / slow_requests
+    if share_in_bursts < CLEAR_SHARE:
+        return None
+
+    if not _are_short_and_periodic(bursts, case.span_s):
         return None
 
     burst_starts_s = [burst.start_s for burst in bursts]
@@ -468,12 +473,18 @@ def _measure_tpot_step(
 
     median_before_ns = float(np.median(before_ns))
     median_after_ns = float(np.median(after_ns))
-    factor = median_after_ns / max(median_before_ns, 1.0)  # simulated requests can have 0 ns
-    rises_gradually = _is_rising(before_ns) or _is_rising(after_ns)
-    if factor < SIGNIFICANT_CHANGE or rises_gradually:
+
+    # Simulated requests can have 0 ns. The lower limit avoids a division by 0.
+    divisor_ns = max(median_before_ns, 1.0)
+    factor = median_after_ns / divisor_ns
+    if factor < SIGNIFICANT_CHANGE:
         return None
 
-    # Half way between both medians by factors: 100 ns and 400 ns have their middle at 200 ns.
+    rises_gradually = _is_rising(before_ns) or _is_rising(after_ns)
+    if rises_gradually:
+        return None
+
+    # The geometric mean of both medians: 200 ns for the medians 100 ns and 400 ns.
     middle_ns = median_before_ns * factor**0.5
     separation = _measure_separation(before_ns, after_ns, middle_ns)
     return _TpotStep(step_time, factor, separation)
@@ -509,16 +520,19 @@ def _describe_throttling(case: Case, step_time: float) -> str:
         case: The requests, with the samples of the hardware.
         step_time: The time, from 0 at the start of the load to 1 at its end.
     """
-    start_s = float(case.requests["due_ns"][0]) / 1e9
+    first_due_ns = case.requests["due_ns"][0]
+    start_s = float(first_due_ns) / 1e9
     step_s = start_s + step_time * case.span_s
     end_s = start_s + case.span_s
 
+    # For each reason, the share of the readings in which a GPU reports the reason.
     shares_before = energy.throttled_fractions(case.run.samples, start_s, step_s)
     shares_after = energy.throttled_fractions(case.run.samples, step_s, end_s)
 
     for reason, share_after in shares_after.items():
         share_before = shares_before.get(reason, 0.0)
-        if share_after - share_before >= _MIN_CAP_INCREASE:
+        increase = share_after - share_before
+        if increase >= _MIN_CAP_INCREASE:
             return (
                 f"the GPUs report a {reason} in {share_after:.0%} of the readings, "
                 f"{share_before:.0%} before"
@@ -551,10 +565,13 @@ def _share_by_preemptions(case: Case) -> float:
     A preempted request waits in the queue again, and repeats its prefill. The excess TTFT is the
     mean TTFT of the slow requests minus that of the fast ones.
     """
-    is_queue_time_reported = "queue" in case.excess_shares
+    shares = case.excess_shares
+    is_queue_time_reported = "queue" in shares
     if not is_queue_time_reported:
-        return 1.0
-    return case.excess_shares["queue"] + case.excess_shares.get("prefill", 0.0)
+        return 1.0  # the whole excess may be queueing
+
+    prefill_share = shares.get("prefill", 0.0)
+    return shares["queue"] + prefill_share
 
 
 def detect_full_kv_cache(case: Case) -> Cause | None:
@@ -583,17 +600,20 @@ def detect_long_prompts(case: Case) -> Cause | None:
 
     This must apply to most slow requests, and to a much smaller share of the fast requests.
     """
+    # Long prompts are a cause only if few prompts are long.
     prompt_tokens = case.requests["input_tokens"]
     limit_tokens = _LONG_PROMPT * float(np.median(prompt_tokens))
     long_indexes = np.flatnonzero(prompt_tokens > limit_tokens)
     if not _are_exceptional(len(long_indexes), len(prompt_tokens)):
         return None
 
+    # A request is affected if its own prompt is long, or if it waited for a long one.
     slow_indexes = np.flatnonzero(case.is_slow)
     fast_indexes = np.flatnonzero(case.is_fast)
     slow_share = _share_affected(case, slow_indexes, long_indexes)
     fast_share = _share_affected(case, fast_indexes, long_indexes)
 
+    # Many more of the slow requests than of the fast requests must be affected.
     min_slow_share = max(CLEAR_SHARE, _MIN_AFFECTED_FACTOR * fast_share)
     if slow_share < min_slow_share:
         return None
@@ -691,8 +711,12 @@ def _locate_wait(case: Case) -> _WaitInServer | None:
     A queue is "likely" if the server reports the waiting time as queueing, and "possible" if the
     server does not report queueing, or seems to count waiting as prefill.
     """
-    shares = case.excess_shares  # of the time that slow requests took longer, by part of TTFT
-    if "queue" not in shares:
+    # The TTFT of a request consists of parts, such as "queue" and "prefill". Each part has a share
+    # of the time by which the TTFT of the slow requests is longer than that of the fast requests.
+    shares = case.excess_shares
+
+    is_queue_time_reported = "queue" in shares
+    if not is_queue_time_reported:
         location = "in the server, probably in its queue"
         return _WaitInServer(location, certainty="possible", explained_share=shares["rest"])
 
@@ -714,22 +738,25 @@ def _locate_wait(case: Case) -> _WaitInServer | None:
 def _may_count_waiting_as_prefill(case: Case) -> bool:
     """Return True if the server may report the time that requests waited as a part of prefill.
 
-    That is likely if slow requests have a longer prefill than fast ones, but no longer prompts.
-    Dynamo's timing of prefill, for example, starts when a worker receives a request, which may then
-    still wait.
+    Prefill is the processing of the prompt. If slow requests have a longer prefill than fast ones,
+    but no longer prompts, the server probably counts waiting as prefill.
     """
+    is_prefill_reported = "prefill" in case.excess_shares
+    if not is_prefill_reported:
+        return False
+
     prompt_tokens = case.requests["input_tokens"]
     slow_tokens = prompt_tokens[case.is_slow]
     fast_tokens = prompt_tokens[case.is_fast]
 
-    # A negative length is not known.
-    are_lengths_known = bool((slow_tokens >= 0).all() and (fast_tokens >= 0).all())
-    is_prefill_reported = "prefill" in case.excess_shares
-    if not is_prefill_reported or not are_lengths_known:
+    # A length that is not known is negative.
+    are_slow_known = bool((slow_tokens >= 0).all())
+    are_fast_known = bool((fast_tokens >= 0).all())
+    if not are_slow_known or not are_fast_known:
         return False
 
-    max_similar_length = _SIMILAR_LENGTH * float(fast_tokens.mean())
-    return float(slow_tokens.mean()) <= max_similar_length
+    longest_similar_length = _SIMILAR_LENGTH * float(fast_tokens.mean())
+    return float(slow_tokens.mean()) <= longest_similar_length
 
 
 def _describe_ttft_growth(case: Case) -> str:
@@ -845,7 +872,10 @@ def detect_large_batches(case: Case) -> Cause | None:
 
 
 def _estimate_batch_sizes(case: Case, has_tpot: Mask) -> Ints:
-    """Return how many requests the server was decoding in the middle of the decode of each request.
+    """Return how many requests the server decoded at the same time as each request.
+
+    Decoding is the time from the first output token to the end of the response. The requests are
+    counted at the middle of this time.
 
     Args:
         case: The requests.
@@ -854,10 +884,11 @@ def _estimate_batch_sizes(case: Case, has_tpot: Mask) -> Ints:
     first_token_ns = case.requests["first_token_ns"][has_tpot]
     done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
-    examined_in_decode = count_open_spans(first_token_ns, done_ns, middle_ns)
+    examined_batch_sizes = count_open_spans(first_token_ns, done_ns, middle_ns)
 
-    # In a long run, only every n-th request is examined, where n is the stride.
-    return examined_in_decode * case.stride
+    # In a long run, only every second or third request is examined, and so on. So each of the
+    # examined requests stands for `stride` requests.
+    return examined_batch_sizes * case.stride
 
 
 def _compare_batch_sizes(batch_sizes: Ints, tpot_ns: Ints) -> _BatchComparison:

@@ -449,9 +449,11 @@ def _ranks_near_percentiles(count: int) -> dict[PercentileName, range]:
         if count < band.min_requests:
             continue
 
-        first = min(int(count * band.low), count - 1)
-        end = max(int(count * band.high), first + 1)  # at least one rank
-        ranks_by_percentile[percentile] = range(first, end)
+        # A band is the fractions of the values near a percentile, such as 0.45 to 0.55.
+        last_rank = count - 1
+        first_rank = min(int(count * band.low), last_rank)
+        end_rank = max(int(count * band.high), first_rank + 1)  # at least one rank
+        ranks_by_percentile[percentile] = range(first_rank, end_rank)
 
     return ranks_by_percentile
 
@@ -644,17 +646,23 @@ def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
     """
     values = requests.measure(metric)
 
-    # A partition finds the smallest value of the list without sorting millions of requests.
+    # Find the smallest of the largest values. A partition is faster than a sort of all values: it
+    # moves the SLOWEST_COUNT largest values to the end of the array, with the smallest one first.
     smallest_listed = UNDEFINED
     if len(values) > SLOWEST_COUNT:
-        smallest_listed = np.partition(values, -SLOWEST_COUNT)[-SLOWEST_COUNT]
+        partitioned_values = np.partition(values, -SLOWEST_COUNT)
+        smallest_listed = partitioned_values[-SLOWEST_COUNT]
 
+    # Because of equal values, there may be more than SLOWEST_COUNT candidates.
     is_candidate = (values >= smallest_listed) & (values != UNDEFINED)
     candidates = np.flatnonzero(is_candidate)
 
-    # `lexsort` sorts by its last key first: by descending value, then by scheduled time.
-    slowest_first = np.lexsort((requests["due_ns"][candidates], -values[candidates]))
-    indexes: list[int] = candidates[slowest_first][:SLOWEST_COUNT].tolist()
+    # Sort the candidates by descending value, and equal values by scheduled time. The first key of
+    # `lexsort` is its last argument.
+    due_ns = requests["due_ns"][candidates]
+    slowest_first = np.lexsort((due_ns, -values[candidates]))
+    sorted_candidates = candidates[slowest_first]
+    indexes: list[int] = sorted_candidates[:SLOWEST_COUNT].tolist()
     return indexes
 
 
@@ -669,17 +677,21 @@ def _measure_concurrent_loads(
         requests: The fields of each request, by name.
         records: The records of all requests of the run, by stage.
     """
+    # Sums over all blocks, for each request.
     in_flight = [0] * len(requests)
     waiting_tokens = [0] * len(requests)
 
-    blocks = (block for columns in records for block in columns.blocks())
-    for block in blocks:
-        for row, request in enumerate(requests):
-            load = _measure_load_in_block(block, request)
-            in_flight[row] += load.in_flight
-            waiting_tokens[row] += load.waiting_input_tokens
+    for columns in records:
+        for block in columns.blocks():
+            for index, request in enumerate(requests):
+                load_in_block = _measure_load_in_block(block, request)
+                in_flight[index] += load_in_block.in_flight
+                waiting_tokens[index] += load_in_block.waiting_input_tokens
 
-    return list(map(_ConcurrentLoad, in_flight, waiting_tokens))
+    return [
+        _ConcurrentLoad(in_flight=requests_in_flight, waiting_input_tokens=tokens)
+        for requests_in_flight, tokens in zip(in_flight, waiting_tokens, strict=True)
+    ]
 
 
 def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _ConcurrentLoad:
@@ -733,10 +745,7 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
 def _read_listed_fields(
     measured_stages: Sequence[Columns], request_indexes: Sequence[int]
 ) -> list[dict[str, int]]:
-    """Return the fields of each of the slowest requests, by name.
-
-    The added field `could_send_ns` is the time at which the request was due, or at which its new
-    connection was open.
+    """Return the fields of some requests, by name, with a dictionary for each request.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -745,6 +754,8 @@ def _read_listed_fields(
     order = np.array(request_indexes, np.int64)
     requests = JoinedColumns(measured_stages, only_ok=True, order=order)
     columns_by_name = {name: requests[name] for name in _LISTED_FIELDS}
+
+    # The client could send a request when it was due, or when its new connection was open.
     columns_by_name["could_send_ns"] = earliest_send_ns(requests)
 
     return [

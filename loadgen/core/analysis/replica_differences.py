@@ -199,15 +199,26 @@ def _compare_selected(
 def _summarize_comparisons(
     comparisons: Sequence[_Comparison], node_kind: str, selection: _Selection
 ) -> BetweenNodes:
-    """Return the comparisons of the nodes by each metric as the summary lists them."""
+    """Return the differences between nodes for the summary of a run.
+
+    Args:
+        comparisons: The comparison of the nodes by each metric.
+        node_kind: What a node is, such as "replica".
+        selection: The compared nodes, and those with too few requests.
+    """
+    largest_block_count = max(comparison.block_count for comparison in comparisons)
+    all_outliers = [node for comparison in comparisons for node in comparison.outliers]
+
     return BetweenNodes(
+        # The nodes.
         node_kind=node_kind,
         nodes=len(selection.names),
-        blocks=max(comparison.block_count for comparison in comparisons),
-        variances=tuple(comparison.variances for comparison in comparisons),
-        outliers=tuple(node for comparison in comparisons for node in comparison.outliers),
         left_out=selection.left_out,
-        reason="",
+        # The comparisons.
+        blocks=largest_block_count,
+        variances=tuple(comparison.variances for comparison in comparisons),
+        outliers=tuple(all_outliers),
+        reason="",  # there is no reason not to compare the nodes
     )
 
 
@@ -222,18 +233,23 @@ def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the nodes of a run, and the node of each request.
 
     Targets with the same `node` name are one node, and a target without such a name is a node by
-    itself. If there is only one node, its replicas are returned instead.
+    itself. If there is only one node, the replicas of the node take the place of nodes.
     """
     node_name_of_target = [
         _node_name(target, target_index) for target_index, target in enumerate(manifest.targets)
     ]
-    node_names = list(dict.fromkeys(node_name_of_target))
-    if len(node_names) < 2:
+    different_names = list(dict.fromkeys(node_name_of_target))
+    if len(different_names) < 2:
         return _assign_replicas(requests, manifest)
 
-    node_index_of_target = np.array([node_names.index(name) for name in node_name_of_target])
-    kind = "node" if any(target.node for target in manifest.targets) else "target"
-    return _Nodes(kind, node_names, node_index_of_target[requests["target"]])
+    # The node of a request is that of its target.
+    node_index_of_target = np.array([different_names.index(name) for name in node_name_of_target])
+    target_of_request = requests["target"]
+    node_index_of_request = node_index_of_target[target_of_request]
+
+    has_named_nodes = any(target.node for target in manifest.targets)
+    kind = "node" if has_named_nodes else "target"
+    return _Nodes(kind, different_names, node_index_of_request)
 
 
 def _node_name(target: TargetFacts, target_index: int) -> str:
@@ -256,18 +272,21 @@ def _assign_short_blocks(
     The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length.
     """
     block_of_request = np.full(len(due_ns), OUTSIDE_WINDOW, np.int8)
+    last_block = SHORT_BLOCKS - 1
 
     # A run may have millions of requests, so they are processed slice by slice.
     for rows in block_slices(len(due_ns)):
         due_s = due_ns[rows] / 1e9
         is_inside = (due_s >= start_s) & (due_s < end_s)
         fraction_of_window = (due_s - start_s) / (end_s - start_s)
-        block = np.floor(fraction_of_window[is_inside] * SHORT_BLOCKS).astype(np.int8)
+        blocks = np.floor(fraction_of_window[is_inside] * SHORT_BLOCKS).astype(np.int8)
 
-        # A fraction just below 1 may be rounded up to the number of blocks.
-        last_block = SHORT_BLOCKS - 1
-        slice_of_result = block_of_request[rows]  # a view, so that it can be written to
-        slice_of_result[is_inside] = np.minimum(block, last_block)
+        # A fraction just below 1 may be rounded up to 1, which is after the last block.
+        blocks = np.minimum(blocks, last_block)
+
+        # A slice of a NumPy array is a view, so this changes `block_of_request`.
+        slice_of_result = block_of_request[rows]
+        slice_of_result[is_inside] = blocks
 
     return block_of_request
 
@@ -447,22 +466,22 @@ def _measure_variance_within(
     mean_by_cell_number = cell_means.ravel()
 
     # The squared deviations replace the values, slice by slice.
-    for block in block_slices(len(values)):
-        cell_numbers = cells.cell_of_value[block]
-        deviations = mean_by_cell_number[cell_numbers] - values[block]
-        values[block] = deviations**2
+    for rows in block_slices(len(values)):
+        cell_numbers = cells.cell_of_value[rows]
+        deviations = mean_by_cell_number[cell_numbers] - values[rows]
+        values[rows] = deviations**2
+    squared_deviations = values
 
-    sum_of_squares = float(values.sum())
+    # Each mean of a cell takes one degree of freedom.
+    sum_of_squares = float(squared_deviations.sum())
     degrees_of_freedom = len(values) - cell_means.size
     return sum_of_squares / degrees_of_freedom
 
 
 def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
-    """Return the variance components of a metric as the summary lists them.
+    """Return how much a metric varies between nodes and over time, for the summary of a run.
 
-    Each component is a standard deviation in ms, and a share of the total variance. Values vary
-    between nodes, over time at all nodes ("time"), over time at single nodes ("own_time"), and
-    within a block of time.
+    Each component is a standard deviation in ms, and a share of the total variance.
 
     Args:
         metric: The metric.
@@ -472,13 +491,17 @@ def _variance_table(metric: str, components: VarianceComponents) -> VarianceTabl
     return VarianceTable(
         metric=metric,
         mean_ms=components.mean,
+        # Differences between nodes.
         between_ms=components.between_parts**0.5,
-        time_ms=components.over_time**0.5,
-        own_time_ms=components.interaction**0.5,
-        within_ms=components.within_cells**0.5,
         between_share=_share_of_variance(components.between_parts, total),
+        # Changes over time that all nodes have.
+        time_ms=components.over_time**0.5,
         time_share=_share_of_variance(components.over_time, total),
+        # Changes over time that only single nodes have.
+        own_time_ms=components.interaction**0.5,
         own_time_share=_share_of_variance(components.interaction, total),
+        # Differences within a node and a block of time.
+        within_ms=components.within_cells**0.5,
         within_share=_share_of_variance(components.within_cells, total),
     )
 
@@ -519,7 +542,8 @@ def _find_outliers(
         names: The names of the nodes.
     """
     max_outliers = max(1, int(len(names) * MAX_OUTLIER_SHARE))
-    outlier_indexes = find_outliers(means_ms, max_outliers, _level_of_each_metric())
+    level = _level_of_each_metric()  # stricter, because several metrics are tested
+    outlier_indexes = find_outliers(means_ms, max_outliers, level)
 
     means_of_others_ms = np.delete(means_ms, outlier_indexes)
     mean_of_others_ms = float(means_of_others_ms.mean())
@@ -529,8 +553,8 @@ def _find_outliers(
     outliers = []
     for index in outlier_indexes:
         mean_ms = float(means_ms[index])
-        change = mean_ms / mean_of_others_ms - 1
-        if abs(change) < MIN_CHANGE:
+        relative_difference = mean_ms / mean_of_others_ms - 1
+        if abs(relative_difference) < MIN_CHANGE:
             continue
 
         outlier = OutlierNode(
@@ -538,7 +562,7 @@ def _find_outliers(
             metric=metric,
             mean_ms=mean_ms,
             others_ms=mean_of_others_ms,
-            change=change,
+            change=relative_difference,
         )
         outliers.append(outlier)
 
@@ -576,10 +600,13 @@ def _drop_client_errors(
     error_of_node_ms = error_by_node_and_block_ms.mean(axis=1)
     error_of_all_nodes_ms = error_of_node_ms.mean()
 
-    max_error_ms = np.maximum(error_of_node_ms, error_of_all_nodes_ms)
-    max_error_by_name_ms = dict(zip(names, max_error_ms, strict=True))
-    return [
-        node
-        for node in outliers
-        if abs(node.mean_ms - node.others_ms) > max_error_by_name_ms[node.name]
-    ]
+    larger_error_ms = np.maximum(error_of_node_ms, error_of_all_nodes_ms)
+    larger_error_by_name_ms = dict(zip(names, larger_error_ms, strict=True))
+
+    remaining_outliers = []
+    for node in outliers:
+        difference_ms = abs(node.mean_ms - node.others_ms)
+        if difference_ms > larger_error_by_name_ms[node.name]:
+            remaining_outliers.append(node)
+
+    return remaining_outliers

@@ -72,7 +72,8 @@ class Amounts:
         start_ns = round(start_s * 1e9)
         end_ns = round(end_s * 1e9)
 
-        # Times are whole nanoseconds: "after start_ns - 1" is the same as "from start_ns on".
+        # Amounts after this time count. Times are whole nanoseconds, so an amount at the start is
+        # later than one nanosecond before the start.
         after_ns = start_ns - 1 if includes_start else start_ns
 
         total = 0.0
@@ -93,11 +94,17 @@ class Amounts:
 
 
 def _sum_at_instants(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
-    """Return the sum of the amounts that came at instants after `after_ns` and up to `until_ns`."""
-    total = 0
+    """Return the sum of the amounts that came after `after_ns` and up to `until_ns`.
+
+    Args:
+        part: The amounts, each of which came at one instant.
+        after_ns: The time after which amounts count.
+        until_ns: The last time at which an amount counts.
+    """
+    total = 0  # an integer, so that the sum of many amounts is exact
     for rows in block_slices(len(part.end_ns)):
-        instant_ns = part.end_ns[rows]
-        is_inside = (instant_ns > after_ns) & (instant_ns <= until_ns)
+        instants_ns = part.end_ns[rows]
+        is_inside = (instants_ns > after_ns) & (instants_ns <= until_ns)
         amounts_inside = part.amounts[rows][is_inside]
         total += int(amounts_inside.sum(dtype=np.int64))
 

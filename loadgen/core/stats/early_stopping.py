@@ -23,15 +23,21 @@ def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
         max_events: The largest number of events, less than `trials`.
         probability: The probability of an event in one trial.
     """
+    # Each probability of 0, 1, 2 and more events is computed as a multiple of the last one.
     log_of_last_probability = _log_binomial_probability(trials, max_events, probability)
-    relative_sum = _sum_relative_probabilities(trials, max_events, probability)
-    return min(1.0, math.exp(log_of_last_probability) * relative_sum)
+    last_probability = math.exp(log_of_last_probability)
+    sum_of_ratios = _sum_relative_probabilities(trials, max_events, probability)
+
+    # The rounding of floats may make the product a little larger than 1.
+    return min(1.0, last_probability * sum_of_ratios)
 
 
 def _sum_relative_probabilities(trials: int, max_events: int, probability: float) -> float:
     """Return P[at most `max_events` events] / P[exactly `max_events` events].
 
-    The sum starts with 1 for exactly `max_events` events. The other terms follow from
+    P is the probability in a binomial distribution. The ratio is a sum of the terms
+    P[k events] / P[exactly `max_events` events], from k = `max_events`, whose term is 1, down to
+    k = 0. Each term follows from the previous one by
 
         P[k - 1 events] / P[k events] = k / (trials - k + 1) * (1 - probability) / probability.
     """
@@ -40,6 +46,8 @@ def _sum_relative_probabilities(trials: int, max_events: int, probability: float
     for events in range(max_events, 0, -1):
         term *= events / (trials - events + 1) * (1 - probability) / probability
         total += term
+
+        # The further terms are even smaller, and would not change the sum.
         if term < total * NEGLIGIBLE_TERM:
             break
 
@@ -120,12 +128,15 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
 
-    # Bisect. A test never allows more slow queries than the quantile, such as 1 % for a p99.
+    # A test never allows more queries over the limit than the quantile does, such as 1 % for a p99.
     allowed = 0
     too_many = int(queries * (1 - quantile)) + 2
+
+    # Halve the range between an allowed number and a number that is too large.
     while too_many - allowed > 1:
         middle = (allowed + too_many) // 2
-        if needed_queries(middle, quantile) <= queries:
+        is_allowed = needed_queries(middle, quantile) <= queries
+        if is_allowed:
             allowed = middle
         else:
             too_many = middle

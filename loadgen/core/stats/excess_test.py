@@ -73,24 +73,30 @@ def excess_p_value(strata: Iterable[Stratum]) -> float:
 
 
 def _distribute_failures(stratum: Stratum) -> _FailureDistribution:
-    """Return how likely each number of failures is in the suspected part of a stratum, by chance.
+    """Return how likely each number of failures is among the suspected trials, by chance.
 
-    This is the hypergeometric distribution. With n trials, m of them suspected, and f failures, the
-    probability of k suspected failures is C(m, k) * C(n - m, f - k) / C(n, f).
+    This is the hypergeometric distribution: if f of n trials are failures, and m of the n trials
+    are suspected, the probability of k failures among the suspected trials is
+
+        C(m, k) * C(n - m, f - k) / C(n, f),
+
+    where C(a, b) is the number of ways to choose b of a trials.
     """
     other_trials = stratum.trials - stratum.suspect_trials
-    smallest = max(0, stratum.failures - other_trials)
-    largest = min(stratum.failures, stratum.suspect_trials)
+    fewest_failures = max(0, stratum.failures - other_trials)
+    most_failures = min(stratum.failures, stratum.suspect_trials)
 
-    # Logarithms, because the binomial coefficients of many trials exceed the largest float.
-    log_of_ways = [
-        _log_binomial(stratum.suspect_trials, suspect_failures)
-        + _log_binomial(other_trials, stratum.failures - suspect_failures)
-        for suspect_failures in range(smallest, largest + 1)
-    ]
+    # The numbers of ways may exceed the largest float, so their logarithms are used.
+    logs_of_ways = []
+    for suspect_failures in range(fewest_failures, most_failures + 1):
+        other_failures = stratum.failures - suspect_failures
+        log_of_suspect_ways = _log_binomial(stratum.suspect_trials, suspect_failures)
+        log_of_other_ways = _log_binomial(other_trials, other_failures)
+        logs_of_ways.append(log_of_suspect_ways + log_of_other_ways)
+
     log_of_all_ways = _log_binomial(stratum.trials, stratum.failures)
-    probabilities = np.exp(np.array(log_of_ways) - log_of_all_ways)
-    return _FailureDistribution(smallest, probabilities)
+    probabilities = np.exp(np.array(logs_of_ways) - log_of_all_ways)
+    return _FailureDistribution(fewest_failures, probabilities)
 
 
 def _log_binomial(count: int, chosen: int) -> float:

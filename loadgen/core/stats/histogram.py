@@ -45,13 +45,18 @@ _NO_VALUE = 2**63 - 1
 
 
 def bucket_numbers(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bucket of each value.
+    """Return the number of the bucket of each value.
 
-    The bucket of a positive value is 1 + floor(log(value) / log(BUCKET_RATIO)), at most
-    BUCKETS - 1. The bucket of all other values is 0.
+    Bucket 0 is for 0 and negative values. The other buckets are for positive values, and there are
+    _BUCKETS_PER_LOG2 of them from each power of 2 to the next. The last bucket is also for all
+    larger values.
     """
-    logarithms = np.log2(np.maximum(values_ns, 1)) * _BUCKETS_PER_LOG2
-    numbers = np.minimum(logarithms.astype(np.int64) + 1, BUCKETS - 1)
+    positive_values = np.maximum(values_ns, 1)
+    logarithms = np.log2(positive_values) * _BUCKETS_PER_LOG2
+    numbers_of_positive = 1 + logarithms.astype(np.int64)
+
+    last_bucket = BUCKETS - 1
+    numbers = np.minimum(numbers_of_positive, last_bucket)
     numbers[values_ns <= 0] = 0
     return numbers
 

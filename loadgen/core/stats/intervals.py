@@ -180,7 +180,7 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     if len(data) < 3 or not np.isfinite(data).all():
         return math.inf
 
-    # Correlated values show as much as a smaller number of independent ones.
+    # The mean of correlated values is as uncertain as that of fewer independent values.
     independent_count = len(data) / variance_inflation(data)
     if independent_count <= 1:
         return math.inf
@@ -210,12 +210,14 @@ def _tolerance_factor(independent_count: float, p: float, level: float) -> float
     z_of_fraction = NormalDist().inv_cdf(p)
     z_of_confidence = z_quantile(level)
 
-    # The factor k is the larger solution of a k^2 - 2 z_of_fraction k + b = 0.
+    # The factor is the larger solution k of the equation a k^2 - 2 z_of_fraction k + b = 0.
     a = 1 - z_of_confidence**2 / (2 * (independent_count - 1))
     b = z_of_fraction**2 - z_of_confidence**2 / independent_count
     if a <= 0:
-        return math.inf
-    return (z_of_fraction + math.sqrt(z_of_fraction**2 - a * b)) / a
+        return math.inf  # too few values
+
+    root = math.sqrt(z_of_fraction**2 - a * b)
+    return (z_of_fraction + root) / a
 
 
 def variance_inflation(values: NDArray[np.float64]) -> float:
@@ -289,12 +291,16 @@ def ratio_of_means(
     x = np.asarray(numerators, float)
     y = np.asarray(denominators, float)
     count = min(len(x), len(y))
+
     has_ratio = count > 0 and y.mean() != 0
     ratio = float(x.mean()) / float(y.mean()) if has_ratio else math.nan
-    if count < 2:  # a single value has no variance
+
+    # A single value has no variance, so there is no interval.
+    if count < 2:
         return Interval(ratio, -math.inf, math.inf, level, count, method="ratio")
 
-    if paired and len(x) != len(y):
+    have_equal_lengths = len(x) == len(y)
+    if paired and not have_equal_lengths:
         raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
 
     means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
@@ -356,16 +362,13 @@ def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]
 
 
 def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
-    """Return the ends of Fieller's interval of the ratio x / y.
+    """Return the ends of Fieller's interval (1954) of the ratio of two means, x / y.
 
-    The interval has every ratio r for which x - r y may be 0, by Student's t:
+    The ends are the two solutions r of the quadratic equation a r^2 - 2 b r + c = 0, with
 
-        (x - r y)^2 <= t^2 (x_variance - 2 r covariance + r^2 y_variance).
-
-    Sorted by powers of r, this is a quadratic inequality, whose solutions lie between its roots:
-
-        a r^2 - 2 b r + c <= 0  with
-        a = y^2 - t^2 y_variance,  b = x y - t^2 covariance,  c = x^2 - t^2 x_variance.
+        a = y^2 - t^2 y_variance,
+        b = x y - t^2 covariance,
+        c = x^2 - t^2 x_variance.
 
     The interval has no bounds unless a > 0, which means that y differs significantly from 0.
 
@@ -377,13 +380,14 @@ def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
     y = means.y
     t_squared = t * t
 
-    # The coefficients have the letters of the inequality above.
+    # The coefficients have the letters of the equation.
     a = y * y - t_squared * means.y_variance
     b = x * y - t_squared * means.covariance
     c = x * x - t_squared * means.x_variance
     discriminant = b * b - a * c
 
-    if a <= 0 or discriminant < 0:
+    is_unbounded = a <= 0 or discriminant < 0
+    if is_unbounded:
         return IntervalEnds(-math.inf, math.inf)
 
     root = math.sqrt(discriminant)
@@ -455,14 +459,26 @@ def _log_of_bound(bound: float) -> float:
 
 
 def wilson_interval(p: float, n: float, level: float = LEVEL) -> IntervalEnds:
-    """Return Wilson's score interval (1927) of a share `p` of `n` independent trials."""
+    """Return Wilson's score interval (1927) of the share of successes in independent trials.
+
+    With the quantile z of the normal distribution for the confidence level, the interval is
+
+        (p + z^2 / 2n  -+  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n).
+
+    Args:
+        p: The observed share of successes.
+        n: The number of trials.
+        level: The confidence level.
+    """
     if n <= 0:
         return IntervalEnds(0.0, 1.0)
 
-    # The letters are those of the usual formula.
+    # The letters are those of the formula.
     z = z_quantile(level)
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half_width = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+
+    # A share is between 0 and 1.
     return IntervalEnds(low=max(middle - half_width, 0.0), high=min(middle + half_width, 1.0))
 
 
@@ -523,27 +539,31 @@ def widen_by_runs(
 
     run_values = values[1:]
     if on_log_scale:
-        # From log(value) - w to log(value) + w is from value / exp(w) to value * exp(w).
-        half_width = mean_of_runs(np.log(run_values), interval.level).half_width
-        low = interval.value * math.exp(-half_width)
-        high = interval.value * math.exp(min(half_width, MAX_EXPONENT))
+        log_half_width = mean_of_runs(np.log(run_values), interval.level).half_width
+        low_of_runs = interval.value * math.exp(-log_half_width)
+        limited_half_width = min(log_half_width, MAX_EXPONENT)  # `exp` of more would overflow
+        high_of_runs = interval.value * math.exp(limited_half_width)
     else:
         half_width = mean_of_runs(run_values, interval.level).half_width
-        low = interval.value - half_width
-        high = interval.value + half_width
+        low_of_runs = interval.value - half_width
+        high_of_runs = interval.value + half_width
 
-    return replace(interval, low=min(interval.low, low), high=max(interval.high, high))
+    return replace(
+        interval,
+        low=min(interval.low, low_of_runs),
+        high=max(interval.high, high_of_runs),
+    )
 
 
 # -- the start of a run, and its future ------------------------------------------------------------
 
 
 def startup_length(values: ArrayLike) -> int | None:
-    """Return how many values at the start are a transient, by MSER (White 1997).
+    """Return how many values at the start of a series differ from its later steady state.
 
-    MSER, the marginal standard error rule, cuts off the first values such that the mean of the
-    remaining values has the smallest standard error. Only cuts in the first half are examined. The
-    result is None if no steady state is in sight.
+    MSER, the marginal standard error rule (White 1997), cuts off the first values such that the
+    mean of the remaining values has the smallest standard error. At most half of the values are cut
+    off. The result is None if the values do not reach a steady state, or if there are fewer than 4.
     """
     data = np.asarray(values, float)
     count = len(data)
@@ -552,11 +572,12 @@ def startup_length(values: ArrayLike) -> int | None:
 
     # Entry i is for the values that remain if the first i values are cut off.
     squared_standard_errors = _squared_standard_errors_of_rest(data)
-    half = count // 2
-    best_cut = int(np.argmin(squared_standard_errors[: half + 1]))
+    longest_cut = count // 2
+    best_cut = int(np.argmin(squared_standard_errors[: longest_cut + 1]))
 
-    # At the end of the half, a later cut would perhaps be better.
-    return best_cut if best_cut < half else None
+    # If the longest cut is the best one, an even longer cut may be better.
+    is_steady_state_reached = best_cut < longest_cut
+    return best_cut if is_steady_state_reached else None
 
 
 def _squared_standard_errors_of_rest(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -604,16 +625,20 @@ def extrapolate_growth(
     if count < MIN_VALUES_OF_TREND:
         return ExpectedGrowth(growth=0.0, upper_bound=math.inf)
 
-    # The mean of these times is 0, so the line is: mean of the values + slope * time.
+    # The line is: mean of the values + slope * time. The mean of the times is 0.
     times = np.arange(count) - (count - 1) / 2
     sum_of_squared_times = float((times * times).sum())
     slope = float((times * data).sum()) / sum_of_squared_times
 
+    # The residuals are the distances of the values from the line.
     residuals = data - data.mean() - slope * times
     degrees_of_freedom = count - 2  # two parameters were fitted
     residual_variance = float((residuals * residuals).sum()) / degrees_of_freedom
-    slope_variance = residual_variance / sum_of_squared_times
-    standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
+
+    # Correlation of neighbouring residuals makes the variance of the slope larger.
+    variance_if_independent = residual_variance / sum_of_squared_times
+    slope_variance = variance_if_independent * variance_inflation(residuals)
+    standard_error = math.sqrt(slope_variance)
 
     t = t_quantile(level, degrees_of_freedom)
     upper_slope = slope + t * standard_error

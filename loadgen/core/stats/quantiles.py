@@ -78,18 +78,24 @@ class NamedQuantile(NamedTuple):
 def deciding_quantile(distribution: Distribution) -> NamedQuantile | None:
     """Return the highest quantile up to p99 that has enough samples, or None if none has.
 
-    With too few samples, a single large value would decide. A p99 of 30 samples, for example, is
-    the largest of them.
+    With too few samples, a quantile is decided by a single large value. The p99 of 30 samples, for
+    example, is the largest of them.
     """
-    names = [name for name, _ in QUANTILES]
-    up_to_p99 = names[: names.index("p99") + 1]
-    supported_names = [name for name in up_to_p99 if name in distribution.supported]
+    # The names are in ascending order of the quantiles.
+    all_names = [name for name, _ in QUANTILES]
+    position_of_p99 = all_names.index("p99")
+    names_up_to_p99 = all_names[: position_of_p99 + 1]
+
+    supported_names = [name for name in names_up_to_p99 if name in distribution.supported]
     if not supported_names:
         return None
 
     highest_name = supported_names[-1]
     value_ms = getattr(distribution, highest_name)
-    return None if value_ms is None else NamedQuantile(highest_name, value_ms)
+    if value_ms is None:
+        return None
+
+    return NamedQuantile(highest_name, value_ms)
 
 
 def quantile_index(n: int, p: float) -> int:
@@ -191,6 +197,7 @@ class Values:
             arrays: The arrays. Each can be freed before the next one is computed.
             max_count: An upper bound of the number of values in all arrays.
         """
+        # Copy the arrays one after the other into a single buffer.
         buffer = np.empty(max_count, np.int64)
         count = 0
         for array in arrays:
@@ -201,25 +208,25 @@ class Values:
         sample = cls()
         sample.add(buffer[:count])
 
-        # If `add` copied the values in a smaller type, the buffer is freed before the sort.
+        # `add` may have copied the values. Then the memory of the buffer is freed before the sort.
         del buffer
-        sample._sort()
+        sample._join_and_sort()
         return sample
 
-    def _sort(self) -> NDArray[np.int64]:
-        """Join all values in one sorted array, and return this array."""
+    def _join_and_sort(self) -> NDArray[np.int64]:
+        """Replace all arrays by one sorted array with all values, and return this array."""
         if self._is_sorted:
             return self._arrays[0]
 
         if len(self._arrays) != 1:
             self._arrays = [np.concatenate(self._arrays)]
-
-        # Often all values are equal, such as the delays in a simulation. This test is faster than a
-        # sort.
         values = self._arrays[0]
+
+        # The values are often in order already, for example if all are equal. This test is faster
+        # than a sort.
         is_ascending = bool((values[1:] >= values[:-1]).all())
         if not is_ascending:
-            values.sort()
+            values.sort()  # changes the array in place
 
         self._is_sorted = True
         return values
@@ -261,7 +268,7 @@ class Values:
         if count == 0:
             return Distribution()
 
-        values = self._sort()
+        values = self._join_and_sort()
         smallest = int(values[0])
         largest = int(values[-1])
         mean = _sum_exactly(values, largest) / count

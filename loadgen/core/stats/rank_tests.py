@@ -61,8 +61,8 @@ class ChangePoint(Struct, frozen=True):
 def find_monotonic_trend(values: NDArray[np.float64]) -> MonotonicTrend:
     """Test whether a series of at least 3 values rises or falls.
 
-    This is the test of Mann and Kendall, with the correction of Hamed and Rao for correlated
-    neighbours.
+    This is the test of Mann and Kendall, with the correction of Hamed and Rao (1998) for values
+    that are correlated with their neighbours.
     """
     # The score is the number of pairs of values that rise minus the number of pairs that fall.
     earlier, later = np.triu_indices(len(values), k=1)
@@ -75,7 +75,10 @@ def find_monotonic_trend(values: NDArray[np.float64]) -> MonotonicTrend:
 
     # The continuity correction moves the score, which is an integer, by 1 towards 0.
     z_score = (abs(score) - 1) / math.sqrt(variance)
-    p_value = 2.0 * (1.0 - _normal_cdf(z_score))
+
+    # The series may rise or fall, so both tails of the normal distribution count.
+    probability_of_one_tail = 1.0 - _normal_cdf(z_score)
+    p_value = 2.0 * probability_of_one_tail
     if p_value >= SIGNIFICANCE_LEVEL:
         return MonotonicTrend("none", p_value)
 

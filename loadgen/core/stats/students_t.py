@@ -61,22 +61,28 @@ def _normal_tail(z: NDArray[np.float64]) -> NDArray[np.float64]:
     This is `erfcc` of Numerical Recipes, 2nd edition, section 6.2: t / 2 * exp(polynomial(t) - x^2)
     with x = z / sqrt(2) and t = 1 / (1 + x / 2). Its relative error is at most 1.2e-7.
     """
+    # The letters are those of the formula.
     x = z / math.sqrt(2)
     t = 1 / (1 + 0.5 * x)
+
     exponent = _erfc_polynomial(t)
-    exponent -= x * x
+    exponent -= x * x  # in place, which saves the memory of another large array
     return 0.5 * t * np.exp(exponent)
 
 
 def _erfc_polynomial(t: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the polynomial with _ERFC_COEFFICIENTS at each t, by Horner's method.
+    """Return the value of the polynomial with _ERFC_COEFFICIENTS at each t.
 
-    The array is changed in place, which takes half the time for large arrays.
+    Horner's method computes c0 + c1 t + c2 t^2 as (c2 * t + c1) * t + c0.
     """
-    result = np.full_like(t, _ERFC_COEFFICIENTS[-1])
-    for coefficient in reversed(_ERFC_COEFFICIENTS[:-1]):
+    *lower_coefficients, highest_coefficient = _ERFC_COEFFICIENTS
+    result = np.full_like(t, highest_coefficient)
+
+    # `*=` and `+=` create no new arrays, which takes half the time for large arrays.
+    for coefficient in reversed(lower_coefficients):
         result *= t
         result += coefficient
+
     return result
 
 

@@ -443,12 +443,15 @@ def _degrees_of_freedom_of_slope(
         is_well_known: Whether the correlation is known from many series. If not, the test is
             stricter.
     """
+    # Correlated blocks count as fewer independent blocks.
     if is_well_known:
         independent_blocks = _independent_blocks_of_variance(block_count, correlation)
     else:
         independent_blocks = block_count / _variance_inflation(correlation)
 
-    return max(independent_blocks - CURVE_PARAMETERS, MIN_DEGREES_OF_FREEDOM)
+    # Each fitted parameter takes one degree of freedom.
+    degrees_of_freedom = independent_blocks - CURVE_PARAMETERS
+    return max(degrees_of_freedom, MIN_DEGREES_OF_FREEDOM)
 
 
 def _independent_blocks_of_variance(count: int, correlation: float) -> float:

@@ -53,10 +53,11 @@ class _MeanSquares(NamedTuple):
 def estimate_components(
     cell_means: NDArray[np.float64], cell_counts: NDArray[np.int64], variance_within: float
 ) -> VarianceComponents:
-    """Estimate variance components by the two-way analysis of variance of cell means.
+    """Estimate how much values vary between parts, such as replicas, and over time.
 
-    A cell has the values of one part, such as a replica, in one block of time. The method of
-    moments for two random effects (Searle, Casella and McCulloch 1992, chapter 4) solves
+    A cell has the values of one part in one block of time. This is the two-way analysis of variance
+    of the cell means. The method of moments for two random effects (Searle, Casella and McCulloch
+    1992, chapter 4) solves two equations for the two variances:
 
         mean square of the parts = residual mean square + blocks * variance between parts,
         mean square of the blocks = residual mean square + parts * variance over time.
@@ -68,20 +69,23 @@ def estimate_components(
     """
     part_count, block_count = cell_means.shape
     mean_squares = _compute_mean_squares(cell_means)
-    between_parts = (mean_squares.parts - mean_squares.residuals) / block_count
-    over_time = (mean_squares.blocks - mean_squares.residuals) / part_count
+    residual = mean_squares.residuals
 
-    # Residuals come from the interaction of part and time, and from chance. The chance variance of
-    # a mean of n values is 1 / n of the variance of one value.
-    chance_variance_of_means = variance_within * float((1 / cell_counts).mean())
-    interaction = mean_squares.residuals - chance_variance_of_means
+    variance_between_parts = (mean_squares.parts - residual) / block_count
+    variance_over_time = (mean_squares.blocks - residual) / part_count
 
-    # An estimate below 0 is taken as 0, because no variance is negative.
+    # The residuals are the sum of chance and of the changes over time that only some parts have,
+    # which are called the interaction. The variance by chance of a mean of n values is 1 / n of the
+    # variance of one value.
+    variance_by_chance = variance_within * float((1 / cell_counts).mean())
+    variance_of_interaction = residual - variance_by_chance
+
+    # No variance is negative, although an estimate may be.
     return VarianceComponents(
         mean=float(cell_means.mean()),
-        between_parts=max(between_parts, 0.0),
-        over_time=max(over_time, 0.0),
-        interaction=max(interaction, 0.0),
+        between_parts=max(variance_between_parts, 0.0),
+        over_time=max(variance_over_time, 0.0),
+        interaction=max(variance_of_interaction, 0.0),
         within_cells=variance_within,
     )
 
@@ -119,14 +123,15 @@ def _sum_of_squares(values: NDArray[np.float64]) -> float:
 
 
 def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) -> list[int]:
-    """Return the indices of values that are too far from the mean of normally distributed values.
+    """Return the indices of the outliers among normally distributed values.
 
-    The generalized ESD test (Rosner 1983) removes the value farthest from the mean, repeatedly.
-    Outliers are the removed values up to the last one beyond its critical distance.
+    The generalized ESD test (Rosner 1983) repeatedly removes the value farthest from the mean. Each
+    removal has a critical distance, which depends on the number of values. If a removed value is
+    beyond its critical distance, that value and all values removed before are outliers.
 
     Args:
         values: The values.
-        max_outliers: The most outliers to return. The farthest comes first.
+        max_outliers: The most outliers to return. The farthest outlier comes first.
         level: The probability that no index is returned if there is no outlier.
     """
     data = np.asarray(values, float)
@@ -143,13 +148,14 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
         if standard_deviation == 0:
             break
 
+        # Remove the value that is farthest from the mean.
         distances = np.abs(remaining - remaining.mean()) / standard_deviation
         farthest = int(distances.argmax())
+        largest_distance = float(distances[farthest])
         removed_indices.append(remaining_indices.pop(farthest))
 
-        # Values removed before this one are outliers too, even if their distances were smaller.
-        critical_distance = _critical_distance(len(remaining), level)
-        if float(distances[farthest]) > critical_distance:
+        # All values that were removed up to now are outliers.
+        if largest_distance > _critical_distance(len(remaining), level):
             outlier_count = len(removed_indices)
 
     return removed_indices[:outlier_count]
@@ -165,7 +171,8 @@ def _critical_distance(count: int, level: float) -> float:
     where t is a quantile of Student's t with n - 2 degrees of freedom. For example, the distance is
     2.71 for 20 values and a level of 0.95.
     """
-    # Bonferroni's correction is for n values, each of which may be too small or too large.
+    # Each of the n values may be too small or too large, so there are 2 n tests. Bonferroni's
+    # correction divides the probability of an error by the number of tests.
     error_probability = (1 - level) / (2 * count)
     t = t_quantile(1 - error_probability, count - 2)
 
