@@ -199,17 +199,21 @@ class _EventData(NamedTuple):
     ) -> _EventData:
         """Return the output events of some stages.
 
+        A response comes as output events, and a gap is the time between two of them.
+
         Args:
-            data: The files of the run other than its records.
+            data: The histograms and timelines of the run, among others.
             stages: The indices of the stages.
             requests: The requests of these stages.
         """
         gaps = merge_histograms(data.gaps_of_stage(stage) for stage in stages)
+
+        # The errors of the timestamps of events make the gaps uncertain.
         errors = merge_histograms(data.event_errors_of_stage(stage) for stage in stages)
+        gap_bounds = sample_bounds.bound_gaps(requests.columns, gaps, errors)
+
         # A run that was cut off may have no timeline of its last stages.
         timeline = [data.timeline[stage] for stage in stages if stage < len(data.timeline)]
-
-        gap_bounds = sample_bounds.bound_gaps(requests.columns, gaps, errors)
         return cls(gaps=gaps, errors=errors, gap_bounds=gap_bounds, timeline=timeline)
 
     @property
@@ -322,10 +326,10 @@ class _RunMeasurement:
         """Return the evidence of whether the client or the network makes timestamps uncertain.
 
         The receive delay is the time from the arrival of a packet at the kernel until the client
-        read it. If it was always short, the client is not the cause.
+        read the packet. If the receive delays were always short, the client is not the cause.
 
         Args:
-            distributions: The distribution of each metric.
+            distributions: The distribution of each metric. "client_lag" is the receive delay.
         """
         receive_delays = distributions["client_lag"]
         event_errors = distributions["event_error"]
@@ -445,7 +449,7 @@ class _RunMeasurement:
         )
 
     def _add_summaries_of_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
-        """Return the summary with the summaries of regions, classes, steps and other parts."""
+        """Return the summary of the run with the summaries of its parts, such as its regions."""
         return msgspec.structs.replace(
             summary,
             rack=self._summarize_rack(parts, summary.tokens.output_per_s),
@@ -657,12 +661,16 @@ class _RunMeasurement:
         is_slo_missed = self._part_summarizer.is_slo_missed_by_server(
             gaps=self._events.gaps, unrecorded=self._unrecorded
         )
+
         return VerdictInputs(
+            # The client.
             reference_latency=self._reference_latency,
             dead_workers=self._find_dead_workers(),
             sends=requests.sum("sent"),
+            # The prompts.
             prompt_count_difference=prompt_count_difference(requests, template_tokens),
             repeated_prompts=count_repeated_prompts(requests),
+            # The responses.
             requested_tokens=self._requested_tokens(),
             received_tokens=requests.sum("received_tokens"),
             is_slo_missed=is_slo_missed,
@@ -715,33 +723,39 @@ def _run_facts(manifest: RunManifest) -> RunFacts:
 def _distribution_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
     """Return the distributions of metrics as fields of `Summary`.
 
-    A common metric is a field of its own, such as `ttft_ms`. Other metrics are together in the
-    field `other_metrics`.
+    A metric such as TTFT has a field, `ttft_ms`. The less common metrics are together in the field
+    `other_metrics`.
     """
-    fields: dict[str, Any] = {}
+    distribution_by_field: dict[str, Any] = {}
     other_metrics: dict[str, Distribution] = {}
     for definition in METRICS.available():
         if definition.name not in distributions:
             continue
 
         distribution = distributions[definition.name]
-        is_common = not definition.block
-        if is_common:
-            fields[definition.field] = distribution
-        else:
+        is_in_other_metrics = bool(definition.block)
+        if is_in_other_metrics:
             other_metrics[definition.field] = distribution
+        else:
+            distribution_by_field[definition.field] = distribution
 
-    fields["other_metrics"] = other_metrics
-    return fields
+    distribution_by_field["other_metrics"] = other_metrics
+    return distribution_by_field
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
     """Return, for each stage, the number of requests without a record.
 
     The records of a worker that dies are lost, for example.
+
+    Args:
+        data: The files of the run other than its records.
+        stages: The recorded requests of each stage.
     """
     recorded = [stage.sum("recorded") for stage in stages]
-    was_cut_off = data.manifest.state == "running"  # its end was never written
+
+    # A run writes its final state at its end. A run that was cut off could not do that.
+    was_cut_off = data.manifest.state == "running"
     if was_cut_off:
         dropped = sum(stage.sum("dropped") for stage in stages)
         return _count_unrecorded_of_cut_run(data.worker_samples, recorded, dropped)
@@ -758,8 +772,8 @@ def _count_unrecorded_of_cut_run(
 ) -> list[int]:
     """Return, for each stage of a run that was cut off, how many sent requests have no record.
 
-    The workers do not say in which stage they sent a request. All requests without a record are
-    taken to belong to the stage in which the run was cut off.
+    The stage of a request without a record is not known. All of these requests count in the last
+    stage, in which the run was cut off.
 
     Args:
         samples: How many requests each worker had sent, at several times.

@@ -94,11 +94,12 @@ class RunAccumulator:
         self._plans = manifest.stages or (StagePlan(),)
         self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
 
-        # A single target needs no accumulator, because its records are those of the run.
+        # The parts of the run, each with its SLO. A single target needs no accumulator, because its
+        # records are those of the run. No step has an SLO.
         accumulated_targets = manifest.targets if len(manifest.targets) > 1 else ()
         self.targets = _new_parts([manifest.slo for _ in accumulated_targets])
         self.classes = _new_parts([plan.slo for plan in manifest.classes])
-        self.steps = _new_parts([None for _ in manifest.steps])  # no SLO judges a step
+        self.steps = _new_parts([None for _ in manifest.steps])
 
         # For each measured stage, the conversations whose last turn was never scheduled.
         self._cut_conversations: list[_CutConversationTable] = []
@@ -141,12 +142,18 @@ class RunAccumulator:
                 is_in_part = grouping.part_of_record == part_index
                 part_columns = Columns(columns, is_in_part)
                 part.of_stage(plan).add(part_columns, texts, is_open_loop=is_open_loop)
-                part_columns.forget()  # frees memory; columns are read again when needed
+
+                # Free the memory. The columns are read again if they are needed.
+                part_columns.forget()
 
     def _add_user_times(self, stage: int, columns: Columns) -> None:
         """Add the latest start of a virtual user, and the end of each virtual user.
 
-        Only a closed loop has virtual users.
+        A virtual user sends one request after the other. Only a closed loop has virtual users.
+
+        Args:
+            stage: The index of the stage.
+            columns: The records of the stage.
         """
         plan = self._plans[stage]
         turns = self._manifest.turns_per_session
@@ -160,12 +167,17 @@ class RunAccumulator:
         accumulator.added_values["user_end"].add(ends_ns)
 
     def _group_by_part(self, columns: Columns) -> Iterator[_PartGrouping]:
-        """Yield how the records are divided among targets, among classes and among steps."""
+        """Yield how the records are divided among targets, among classes and among steps.
+
+        Each grouping has the index of the target, class or step of each record.
+        """
         if self.targets:
-            yield _PartGrouping(self.targets, columns["target"])
+            target_of_record = columns["target"]
+            yield _PartGrouping(self.targets, target_of_record)
 
         if self.classes:
-            # A conversation has one id per turn. All of its requests have the same class.
+            # A conversation of 3 turns has the request ids 0 to 2, the next one 3 to 5, and so on.
+            # All requests of a conversation have the same class.
             turns = self._manifest.turns_per_session
             conversation_ids = columns["request"] // turns
             class_of_record = class_indices(self._manifest, conversation_ids)
@@ -185,11 +197,14 @@ class RunAccumulator:
             columns: The records of the stage.
         """
         table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
-        if not len(table.numbers):
-            return  # all requests stand alone
+        has_conversations = len(table.numbers) > 0
+        if not has_conversations:
+            return
 
         self._add_ended_conversations(stage, table)
-        if self._plans[stage].measured:
+
+        is_measured = self._plans[stage].measured
+        if is_measured:
             self._cut_conversations.append(_select_cut_conversations(table))
 
     def _add_ended_conversations(self, stage: int, table: TaskTable) -> None:
@@ -327,7 +342,10 @@ def _add_good_tasks(
 
 
 def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
-    """Add the durations, the waits for first tokens and the tokens of tasks that ended ok."""
+    """Add the durations, the waits for first tokens and the tokens of tasks that ended ok.
+
+    Tasks are called sessions in the names of values and sums.
+    """
     durations_ns = ok.end_ns - ok.due_ns
     accumulator.added_values["session"].add(durations_ns)
     accumulator.added_values["session_wait"].add(ok.wait_ns)

@@ -229,18 +229,20 @@ def _find_uncertain_range(
 ) -> Range | None:
     """Return the range of a latency that is too uncertain to be shown, None if it is certain.
 
+    Timestamps have errors, so the latency of a request is in a range around the measured value.
+
     Args:
         sample: The requests.
         metric: The name of the latency.
         value_index: The index of the value in the ordered sample of the metric.
-        value_ns: The value as it was measured.
+        value_ns: The measured value.
     """
     value_range = sample.accumulator.nth_range(metric, value_index)
     if value_range is None:
         return None
 
-    limit = max_error_share(metric, sample.limits)
-    is_too_uncertain = value_range.exceeds(value_ns, limit)
+    accepted_error_share = max_error_share(metric, sample.limits)
+    is_too_uncertain = value_range.exceeds(value_ns, accepted_error_share)
     return value_range if is_too_uncertain else None
 
 
@@ -328,14 +330,17 @@ _TOO_MANY_UNFINISHED = (
 
 
 def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
-    """Return why a term on requests cannot be judged, or "" if it can."""
+    """Return why a term of an SLO on requests cannot be judged, or "" if it can be judged."""
     if term.metric in sample.withheld_metrics:
         return sample.withheld_metrics[term.metric]
 
+    has_values = counts.with_value > 0
+    if has_values:
+        return ""
+
     # If all requests failed, the term is missed, although no request has a value.
     have_all_failed = counts.total > 0 and sample.accumulator.sum("ok") == 0
-    can_be_judged = counts.with_value > 0 or have_all_failed
-    if can_be_judged:
+    if have_all_failed:
         return ""
 
     if counts.without_tpot:
@@ -393,25 +398,40 @@ def _term_result(
         outcome: Whether the term is met.
         value: The value at the quantile, or its range.
     """
-    value_ns = value.value_ns
-    value_range = value.uncertain_range
-    needed_count = _needed_samples(term.quantile)
+    # The value at the quantile, and by how much it is below the limit.
+    value_ms = None
+    margin_ms = None
+    if value.value_ns is not None:
+        value_ms = milliseconds(value.value_ns)
+        margin_ms = milliseconds(term.limit_ns - value.value_ns)
 
+    # A value that is too uncertain has a range instead.
+    low_ms = None
+    high_ms = None
+    if value.uncertain_range is not None:
+        low_ms = milliseconds(value.uncertain_range.lower)
+        high_ms = milliseconds(value.uncertain_range.upper)
+
+    needed_count = _needed_samples(term.quantile)
     return TermResult(
+        # The term.
         metric=term.metric,
         quantile=term.quantile,
         limit_ms=milliseconds(term.limit_ns),
-        value_ms=None if value_ns is None else milliseconds(value_ns),
-        margin_ms=None if value_ns is None else milliseconds(term.limit_ns - value_ns),
-        met=outcome.is_met,
+        # The value.
+        value_ms=value_ms,
+        margin_ms=margin_ms,
+        low_ms=low_ms,
+        high_ms=high_ms,
+        # The samples.
         over=counts.over_limit,
         count=counts.total,
+        unfinished=counts.unfinished,
         needed=needed_count,
         supported=counts.total >= needed_count,
+        # The outcome.
+        met=outcome.is_met,
         undecided=outcome.undecided_reason,
-        unfinished=counts.unfinished,
-        low_ms=None if value_range is None else milliseconds(value_range.lower),
-        high_ms=None if value_range is None else milliseconds(value_range.upper),
     )
 
 

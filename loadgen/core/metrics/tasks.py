@@ -163,15 +163,18 @@ class _TaskRequests:
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     """Return a table with a row for each conversation or agentic task of a stage.
 
+    A task consists of several requests. Each request has a slot, its number in the schedule.
+
     Args:
         columns: The records of the stage.
-        turns: The number of slots in the schedule for the requests of each task.
+        turns: The number of slots of each task.
     """
     requests = _TaskRequests(columns)
-    if not len(requests.order):
+    has_tasks = len(requests.order) > 0
+    if not has_tasks:
         return _empty_table()
 
-    # A task has ended if there is a record of its last slot.
+    # A task has ended if the request in its last slot has a record.
     latest_slots = requests.largest(requests.column("slot"))
     return TaskTable(
         numbers=requests.task_numbers(),

@@ -199,8 +199,13 @@ def _estimate_tokens_by_events(
 ) -> float | None:
     """Return the output tokens of the steady state, estimated from its share of all output events.
 
-    If 60 of 80 events came in the steady state, so did 120 of 160 tokens. Return None if the times
-    of events are not known.
+    A response comes as events of one or more tokens. If 60 of 80 events came in the steady state,
+    the estimate for 160 tokens is 120. Return None if the times of events are not known.
+
+    Args:
+        accumulator: The requests.
+        steady: The time of the steady state, which is without the start and the end of the load.
+        timeline: The number of events over time, for each stage.
     """
     all_events = accumulator.sum("output_events")
     if not all_events:
@@ -210,7 +215,7 @@ def _estimate_tokens_by_events(
     if steady_events is None:
         return None
 
-    # All tokens that the server counts, also those that it does not stream.
+    # The server also counts tokens that it does not stream, such as the end token.
     all_tokens = accumulator.sum("billed_tokens")
     return steady_events * all_tokens / all_events
 
@@ -256,10 +261,17 @@ def _count_requests_by_source(
         direction: Whether the tokens of prompts or of responses were counted.
     """
     sources = [source or "none" for source in SOURCES]
-    sources.append("unasked")  # requests for no output, such as embeddings
 
-    counts = {source: accumulator.sum(f"{direction}_source_{source}") for source in sources}
-    return {source: count for source, count in counts.items() if count}
+    # Requests for no output, such as embeddings, count as "unasked".
+    sources.append("unasked")
+
+    requests_by_source = {}
+    for source in sources:
+        request_count = accumulator.sum(f"{direction}_source_{source}")
+        if request_count:
+            requests_by_source[source] = request_count
+
+    return requests_by_source
 
 
 def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) -> float | None:

@@ -65,24 +65,35 @@ def make_verdict(
 
     return Verdict(
         valid=not reason_codes,
-        reasons=tuple(map(format_reason, reason_codes)),
-        warnings=tuple(map(format_reason, warning_codes)),
         limits=limits,
-        caveats=tuple(map(format_reason, caveat_codes)),
+        # The codes.
         codes=reason_codes,
         warning_codes=warning_codes,
         caveat_codes=caveat_codes,
+        # The sentence of each code.
+        reasons=_format_codes(reason_codes),
+        warnings=_format_codes(warning_codes),
+        caveats=_format_codes(caveat_codes),
     )
+
+
+def _format_codes(codes: Iterable[ReasonCode]) -> tuple[str, ...]:
+    """Return the sentence of each code."""
+    return tuple(format_reason(code) for code in codes)
 
 
 def delivered_output_share(verdict: Verdict) -> float:
     """Return the share of the requested output tokens that the responses of a run have.
 
-    A run without a caveat about short responses delivered nearly all tokens, which counts as 1.
+    A run whose responses are too short has a caveat with the code "shortened" and this share. A run
+    without such a caveat delivered nearly all tokens, so the result is 1.
     """
     for caveat in verdict.caveat_codes:
+        if caveat.code != "shortened":
+            continue
+
         share = caveat.values.get("share")
-        if caveat.code == "shortened" and share is not None:
+        if share is not None:
             return float(share)
 
     return 1.0
