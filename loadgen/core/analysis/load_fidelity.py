@@ -81,6 +81,8 @@ def _check_arrival_process(
     if len(gaps) < MIN_GAPS:
         return
 
+    # The test of Kolmogorov and Smirnov compares the distribution of the gaps with an exponential
+    # one, whose probability below a value is the same as that up to the value.
     gaps.sort()
     distance = ks_distance(gaps, cdf=_exponential_cdf, cdf_below=_exponential_cdf)
     p_value = _kolmogorov_p_value(distance, len(gaps))
@@ -99,11 +101,15 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
         if not stage.rate or not is_poisson:
             continue
 
+        is_in_stage = columns["stage"] == index
+        is_first_turn = columns["turn"] == 0
         was_sent = columns.is_known("sent_ns")
-        is_first_turn = (columns["stage"] == index) & (columns["turn"] == 0)
-        selected = as_selection(is_first_turn & was_sent)
+        selected = as_selection(is_in_stage & is_first_turn & was_sent)
+
+        # The requested mean gap is 1 / rate, in seconds.
         sent_ns = np.sort(columns["sent_ns"][selected])
-        gaps_of_stages.append(np.diff(sent_ns) * stage.rate / 1e9)
+        gaps_ns = np.diff(sent_ns)
+        gaps_of_stages.append(gaps_ns * stage.rate / 1e9)
 
     return join_arrays(gaps_of_stages)
 
@@ -241,19 +247,22 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
         return
 
     def difference(request_class: ClassSummary) -> float:
-        return abs(request_class.starts / starts - request_class.share)
+        share_of_starts = request_class.starts / starts
+        return abs(share_of_starts - request_class.share)
 
     worst = max(summary.classes, key=difference)
 
-    # One more start than the binomial distribution allows is accepted, as starts are whole numbers.
+    # The number of starts of a class has a binomial distribution. Starts are whole numbers, so a
+    # further difference of one start is accepted.
     standard_deviation = math.sqrt(worst.share * (1 - worst.share) / starts)
-    tolerance = SIGMAS * standard_deviation + 1 / starts
+    share_of_one_start = 1 / starts
+    largest_difference = SIGMAS * standard_deviation + share_of_one_start
 
     yield StimulusCheck(
         code="classes",
         requested=worst.share,
         delivered=worst.starts / starts,
-        ok=difference(worst) <= tolerance,
+        ok=difference(worst) <= largest_difference,
         n=starts,
     )
 
@@ -269,11 +278,15 @@ def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     if not requested:
         return
 
+    # Tokens of all responses together.
     max_missing_share = SHORTENED
-    has_enough_tokens = received >= requested * (1 - max_missing_share)
+    min_received = requested * (1 - max_missing_share)
+    has_enough_tokens = received >= min_received
 
-    mismatch_share = summary.tokens.length_mismatch_share  # None if lengths are not known
-    have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
+    # The share of the responses that have a wrong length, None if the lengths are not known.
+    mismatch_share = summary.tokens.length_mismatch_share
+    max_mismatch_share = LENGTH_MISMATCH
+    have_requested_length = mismatch_share is None or mismatch_share <= max_mismatch_share
 
     yield StimulusCheck(
         code="outputs",
@@ -290,11 +303,12 @@ def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     if relative_difference is None:
         return
 
+    is_ok = abs(relative_difference) <= COUNT_DISAGREEMENT
     yield StimulusCheck(
         code="prompts",
-        requested=0.0,
+        requested=0.0,  # a difference of 0
         delivered=relative_difference,
-        ok=abs(relative_difference) <= COUNT_DISAGREEMENT,
+        ok=is_ok,
         n=summary.requests.ok,
     )
 

@@ -188,11 +188,15 @@ def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
 
 
 def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float:
-    """Return the total growth of all counters whose names have an end such as `_sum`.
+    """Return the total growth of all counters with some end of their names, such as "_sum".
 
     The growth of a counter is its last value minus its first value.
+
+    Args:
+        samples: The values of the metrics pages of servers, each read at one time.
+        name_end: The end of the names of the counters.
     """
-    # A page may have a counter several times, with different labels.
+    # A counter is identified by its page and its labels.
     first_values: dict[_CounterKey, float] = {}
     last_values: dict[_CounterKey, float] = {}
     for sample in sorted(samples, key=lambda sample: sample.t_s):
@@ -203,7 +207,8 @@ def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float
         first_values.setdefault(key, sample.value)
         last_values[key] = sample.value
 
-    return sum(last_values[key] - first_values[key] for key in first_values)
+    growths = [last_values[key] - first_values[key] for key in first_values]
+    return sum(growths)
 
 
 def _mean_waiting_requests(samples: Sequence[MetricSample], end_s: float) -> float | None:
@@ -251,15 +256,15 @@ def _queue_by_ttft_growth(missed: MissedTtft) -> Cause | None:
     return _queue_cause(1.0, text, sure="possible")
 
 
-def _queue_cause(share: float, text: str, sure: str = "likely") -> Cause:
-    """Return a queue as the cause of slow requests, with advice.
+def _queue_cause(share: float, observation: str, sure: str = "likely") -> Cause:
+    """Return a queue at the server as the cause of slow requests, with advice.
 
     Args:
         share: The share of TTFT that the queue explains. A share above 1 becomes 1.
-        text: The evidence.
-        sure: "likely" or "possible".
+        observation: What shows the queue, as the start of a sentence.
+        sure: How certain the cause is: "likely" or "possible".
     """
-    evidence = f"{text}; lower the load or add replicas"
+    evidence = f"{observation}; lower the load or add replicas"
     return Cause(code="queue", share=min(share, 1.0), sure=sure, evidence=evidence)
 
 

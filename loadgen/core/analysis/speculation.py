@@ -125,7 +125,8 @@ def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
 
     is_reported = columns.is_ok & (drafted_tokens > 0) & (accepted_tokens >= 0)
 
-    # Without an output token of the model itself, the reported counts contradict each other.
+    # Each step adds a token that is not accepted from a draft. A response without such a token has
+    # wrong counts, and its steps are not known.
     has_steps = is_reported & (output_tokens > accepted_tokens)
     output_of_steps = _sum_selected(output_tokens, has_steps)
     accepted_of_steps = _sum_selected(accepted_tokens, has_steps)
@@ -162,13 +163,16 @@ def _read_token_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation 
         return None
 
     acceptance = accepted_tokens / drafted_tokens
-    if not drafts:
-        return _ServerSpeculation(acceptance)
+    if not drafts:  # the number of drafts is 0 or not known
+        return _ServerSpeculation(acceptance=acceptance)
 
     # Each step yields the accepted tokens of a draft, and one more token.
-    tokens_per_step = 1 + accepted_tokens / drafts
-    by_position = _acceptance_by_position(samples, drafts)
-    return _ServerSpeculation(acceptance, tokens_per_step, by_position)
+    accepted_tokens_per_draft = accepted_tokens / drafts
+    return _ServerSpeculation(
+        acceptance=acceptance,
+        tokens_per_step=1 + accepted_tokens_per_draft,
+        acceptance_by_position=_acceptance_by_position(samples, drafts),
+    )
 
 
 def _read_gauges(samples: Sequence[MetricSample]) -> _ServerSpeculation:

@@ -168,14 +168,17 @@ def count_blocks_above(
 
 
 def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
-    """Return the mean of values in order of time, with its standard error by batch means.
+    """Return the mean of values in order of time, with its standard error.
 
-    The result is None if there are too few values for an error.
+    The method of batch means divides the values into blocks of time. The result is None if there
+    are too few values for an error.
     """
-    # The largest error of all numbers of blocks is used.
+    # Several numbers of blocks are tried. The widest interval has the largest error.
     candidates = [intervals.batch_means(values, batches=count) for count in BLOCK_COUNTS]
     widest = max(candidates, key=lambda interval: interval.half_width)
-    if not math.isfinite(widest.half_width):
+
+    is_error_known = math.isfinite(widest.half_width)
+    if not is_error_known:
         return None
 
     return ScaledEstimate(
@@ -244,18 +247,22 @@ def agresti_coull_error(good_count: float, count: int) -> float:
 def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> ScaledEstimate | None:
     """Return the logarithm of a rate with its standard error, or None if that is not known.
 
-    A rate of 100/s with an error of 5/s has a logarithm with an error of about 5 / 100 = 0.05.
+    The error of the logarithm is the relative error of the rate: a rate of 100/s with an error of
+    5/s has a logarithm with an error of about 5 / 100 = 0.05.
 
     Args:
         rates_of_intervals: The rates in equal intervals of time, in order of time.
-        value: The rate in the summary.
+        value: The rate of the whole time, above 0.
     """
-    mean = estimate_mean(np.array(rates_of_intervals))
-    if mean is None or mean.value <= 0:
+    mean_rate = estimate_mean(np.array(rates_of_intervals))
+    if mean_rate is None or mean_rate.value <= 0:
         return None
 
-    relative_error = mean.error / mean.value
-    return ScaledEstimate(math.log(value), relative_error, mean.degrees_of_freedom)
+    return ScaledEstimate(
+        value=math.log(value),
+        error=mean_rate.error / mean_rate.value,
+        degrees_of_freedom=mean_rate.degrees_of_freedom,
+    )
 
 
 def divide_steady_state(steady: Span) -> list[Span]:
@@ -274,8 +281,8 @@ def metric_intervals(
 ) -> dict[str, Interval]:
     """Return the confidence intervals of the metrics of a run, by names such as `ttft_ms.p99`.
 
-    The intervals follow from the differences between blocks of time. The result is empty for runs
-    with too few requests or too short a time.
+    The intervals follow from the differences between blocks of time. The result is empty for a run
+    with too few requests, or whose blocks are too short.
 
     Args:
         stages: The measured records, by stage.
@@ -283,9 +290,11 @@ def metric_intervals(
         slo: The SLO of the run, or None.
         tokens_in: Returns the output tokens that arrived within a span, or None if not known.
     """
-    if summary.requests.ok < MIN_SAMPLES or _are_blocks_too_short(summary):
+    has_enough_requests = summary.requests.ok >= MIN_SAMPLES
+    if not has_enough_requests or _are_blocks_too_short(summary):
         return {}
 
+    # Names such as "goodput.share" are paths in the summary.
     interval_by_path = dict(_percentile_intervals(stages, summary))
 
     token_rate_interval = _token_rate_interval(summary, tokens_in)
@@ -368,14 +377,16 @@ def _estimate_log_percentile(
         for block_count in BLOCK_COUNTS
     ]
 
-    # Only blocks with a value above the percentile show its error.
+    # The error follows from the blocks with a value above the percentile. The other blocks do not
+    # count as degrees of freedom.
     blocks_above = count_blocks_above(values, sorted_values, fraction)
     fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
+    degrees_of_freedom = max(fewest_blocks - 1.0, 1.0)
 
     return ScaledEstimate(
         value=math.log(percentile_ms),
-        error=max(errors),
-        degrees_of_freedom=max(fewest_blocks - 1.0, 1.0),
+        error=max(errors),  # the largest error of all numbers of blocks
+        degrees_of_freedom=degrees_of_freedom,
     )
 
 
@@ -424,11 +435,13 @@ def _sample_values(
     for columns, time_order in zip(stages, time_orders, strict=True):
         values = columns.measure(metric)
         has_value = columns.is_ok & (values != UNDEFINED)
-        has_value_in_order = has_value[time_order]
-        indexes_in_order = time_order[has_value_in_order]
-        values_of_stages.append(values[indexes_in_order])
 
-    # Of more values, every second or third one is returned, and so on.
+        # Sort by time, and then drop the requests without a value.
+        has_value_by_time = has_value[time_order]
+        indexes_by_time = time_order[has_value_by_time]
+        values_of_stages.append(values[indexes_by_time])
+
+    # If there are too many values, only every second or third one is returned, and so on.
     all_values = np.concatenate(values_of_stages)
     stride = max(math.ceil(len(all_values) / MAX_SAMPLES), 1)
     return all_values[::stride]

@@ -53,19 +53,23 @@ def summarize_client_use(
         window: The measurement window.
         workers: The number of workers.
     """
-    busiest = find_worst_second(samples, window, "cpu_share")
-    most_delayed = find_worst_second(samples, window, "waited_share")
+    # The second in which a worker used the most CPU time, and the one in which a worker waited the
+    # longest for a CPU.
+    busiest_second = find_worst_second(samples, window, "cpu_share")
+    most_delayed_second = find_worst_second(samples, window, "waited_share")
+
+    # The share of the first tokens whose time is from the kernel, and not from the client itself.
     first_tokens = accumulator.sum("with_first_token")
-    kernel_timestamps = accumulator.sum("kernel_timestamps")
-    kernel_stamp_share = kernel_timestamps / first_tokens if first_tokens else None
+    first_tokens_timed_by_kernel = accumulator.sum("kernel_timestamps")
+    kernel_share = first_tokens_timed_by_kernel / first_tokens if first_tokens else None
 
     return ClientUse(
         cpu_s=_total_cpu_s(samples),
         peak_rss_bytes=_total_peak_rss_bytes(samples),
         workers=workers,
-        cpu_share_max=None if busiest is None else busiest.cpu_share,
-        waited_share_max=None if most_delayed is None else most_delayed.waited_share,
-        kernel_stamp_share=kernel_stamp_share,
+        cpu_share_max=None if busiest_second is None else busiest_second.cpu_share,
+        waited_share_max=None if most_delayed_second is None else most_delayed_second.waited_share,
+        kernel_stamp_share=kernel_share,
     )
 
 

@@ -76,16 +76,17 @@ class SloSample:
     def count_without_tpot(self, term: Term) -> int:
         """Return the number of responses without a time per output token (TPOT).
 
-        The time between tokens cannot be measured if all tokens of a response came at one instant,
-        or without text. Return 0 if these are a negligible share of the ok responses, or if the
-        term limits another metric.
+        A response has no TPOT if all of its tokens came at one instant, or without text. Return 0
+        if the term limits another metric, or if only a negligible share of the ok responses has no
+        TPOT.
         """
         if term.metric != "tpot":
             return 0
 
-        came_at_one_instant = self.accumulator.sum("tpot_no_span")
-        came_without_text = self.accumulator.sum("tpot_no_output")
-        without_tpot = came_at_one_instant + came_without_text
+        responses_at_one_instant = self.accumulator.sum("tpot_no_span")
+        responses_without_text = self.accumulator.sum("tpot_no_output")
+        without_tpot = responses_at_one_instant + responses_without_text
 
         negligible_count = NO_SPAN_SHARE * self.accumulator.sum("ok")
-        return without_tpot if without_tpot > negligible_count else 0
+        is_negligible = without_tpot <= negligible_count
+        return 0 if is_negligible else without_tpot

@@ -99,9 +99,13 @@ def measure_window(
     """
     run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
     full_run = make_span(0, run_end_ns)
-    if not accumulator.sum("due"):
+
+    due_requests = accumulator.sum("due")
+    if due_requests == 0:
         return Window(full_run=full_run)
 
+    # Both intervals begin when the first request is due. One ends with the last output token, and
+    # the other with the end of the request that was sent last.
     first_due_ns = accumulator.minima["due"]
     measured_time = make_span(first_due_ns, _last_token_ns(accumulator))
     last_issued = make_span(first_due_ns, _last_issued_end_ns(accumulator))
@@ -136,17 +140,17 @@ def _last_token_ns(accumulator: MetricAccumulator) -> int:
 
 
 def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
-    """Return the time of the last event of the request that was sent last.
+    """Return the time at which the request that was sent last ended.
 
-    Without an event, it is the time at which the request was done. Without a request, it is
-    NO_TIME.
+    A response ends with its last output event. A request without any event ends when the client is
+    done with it. If no request was sent, the result is NO_TIME.
     """
-    last_sent = accumulator.last_sent
-    if last_sent is None:
+    last_request = accumulator.last_sent
+    if last_request is None:
         return NO_TIME
 
-    has_event = last_sent.end_ns != UNKNOWN
-    return last_sent.end_ns if has_event else last_sent.done_ns
+    has_event = last_request.end_ns != UNKNOWN
+    return last_request.end_ns if has_event else last_request.done_ns
 
 
 def find_full_load_time(
@@ -182,7 +186,8 @@ def find_full_load_time(
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which records of a stage are the first requests of virtual users.
 
-    8 virtual users begin with the first 8 conversations of the stage.
+    A virtual user sends the requests of one conversation after the other. For example, 8 virtual
+    users begin with the first 8 conversations of the stage.
 
     Args:
         columns: The records of the stage. The column "slot" numbers all planned requests of the
@@ -194,6 +199,7 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
     if not virtual_users:  # an open loop
         return np.zeros(len(columns), bool)
 
+    # The first conversations have the first slots of the stage, up to `end_slot`.
     end_slot = plan.first_slot + virtual_users * turns
     is_in_first_conversation = columns["slot"] < end_slot
     is_first_turn: NDArray[np.bool_] = columns["turn"] == 0
