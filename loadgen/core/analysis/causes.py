@@ -102,17 +102,19 @@ def explain(
 
 def _select_examined_requests(measured_stages: Sequence[Columns]) -> _ExaminedRequests | None:
     """Return the requests to examine, or None if there are fewer than MIN_REQUESTS."""
-    # The columns of all requests, which may be millions, do not stay in memory.
+    # There may be millions of requests, so their columns do not stay in memory.
     all_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     has_ttft = all_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
         return None
 
-    # Of many requests, only every second or third one, and so on, is examined.
+    # To save time, only every n-th request is examined, where n is the stride.
     stride = _choose_stride(request_count)
     order = _order_by_due_time_and_slot(all_requests, has_ttft)
-    examined_requests = JoinedColumns(measured_stages, only_ok=True, order=order[::stride])
+    examined_order = order[::stride]
+
+    examined_requests = JoinedColumns(measured_stages, only_ok=True, order=examined_order)
     return _ExaminedRequests(examined_requests, stride)
 
 
@@ -375,20 +377,22 @@ def _find_queue(
 
 
 def _measure_send_delay(requests: JoinedColumns) -> Ints:
-    """Return how late the client itself sent each request, in ns.
+    """Return by how much the client delayed the send of each request, in ns.
 
-    The wait for a new connection is not the delay of the client, unless the client was stopped
-    during that wait.
+    The wait for a new connection is not a delay by the client, except for the time in which the
+    operating system had stopped the client.
 
     Args:
         requests: The requests, ordered by scheduled time.
     """
     # A request could be sent when it was due, or when its new connection was open.
     could_send_ns = earliest_send_ns(requests)
-    connect_wait_ns = could_send_ns - requests["due_ns"]
-    stopped_ns = _measure_stop(requests, connect_wait_ns)
+    delay_when_ready_ns = requests["sent_ns"] - could_send_ns
 
-    delay_ns: Ints = requests["sent_ns"] - could_send_ns + stopped_ns
+    connect_wait_ns = could_send_ns - requests["due_ns"]
+    stopped_while_connecting_ns = _measure_stop(requests, connect_wait_ns)
+
+    delay_ns: Ints = delay_when_ready_ns + stopped_while_connecting_ns
     return delay_ns
 
 
@@ -492,15 +496,24 @@ def _explain_excess_by_parts(
 def _divide_ttft(requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints) -> dict[str, Ints]:
     """Return the parts of the TTFT of each request, by name. The parts add up to `ttft_ns`.
 
-    The part of a server duration is missing unless the server reports it for all requests.
+    The parts are "connect", those of "queue", "prefill" and "transfer" that the server reports for
+    all requests, and "rest".
+
+    Args:
+        requests: The requests.
+        ttft_ns: The TTFT of each request.
+        send_delay_ns: By how much the client delayed the send of each request.
     """
-    send_time_ns = requests["sent_ns"] - requests["due_ns"]
-    parts_ns = {"connect": send_time_ns - send_delay_ns}
+    # Before the send, a request waits for its connection and for the client.
+    wait_before_send_ns = requests["sent_ns"] - requests["due_ns"]
+    parts_ns = {"connect": wait_before_send_ns - send_delay_ns}
+
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]
         is_reported = duration_ns >= 0
         if is_reported.all():
             parts_ns[name] = duration_ns
 
-    parts_ns["rest"] = ttft_ns - sum(parts_ns.values())
+    sum_of_parts_ns = sum(parts_ns.values())
+    parts_ns["rest"] = ttft_ns - sum_of_parts_ns
     return parts_ns

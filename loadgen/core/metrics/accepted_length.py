@@ -92,27 +92,36 @@ def judge_accepted_length(
         samples: The samples of the servers' metrics pages.
         window: The measurement window.
     """
-    check = AcceptedLengthCheck(target=target.length, target_name=target.name)
-    realised = _find_realised_length(speculation, samples, window)
-    if realised is None:
-        return msgspec.structs.replace(check, reason=NOT_REPORTED)
-
-    difference = realised.length / target.length - 1
-    check = msgspec.structs.replace(
-        check,
-        realised=realised.length,
-        difference=difference,
-        steps=realised.steps,
-        source=realised.source,
-    )
-
-    if realised.steps is not None and realised.steps < MIN_STEPS:
-        reason = (
-            f"only {format.counted(realised.steps, 'step')} of the model, {MIN_STEPS:,} needed. "
-            "Use a longer load"
+    measured = _find_realised_length(speculation, samples, window)
+    if measured is None:
+        return AcceptedLengthCheck(
+            target=target.length, target_name=target.name, reason=NOT_REPORTED
         )
-        return msgspec.structs.replace(check, reason=reason)
-    return msgspec.structs.replace(check, comparable=is_within_tolerance(difference))
+
+    relative_difference = measured.length / target.length - 1
+
+    # With too few steps, the result says neither that the lengths are equal nor that they differ.
+    is_within_1_percent = None
+    reason = ""
+    if measured.steps is not None and measured.steps < MIN_STEPS:
+        steps = format.counted(measured.steps, "step")
+        reason = f"only {steps} of the model, {MIN_STEPS:,} needed. Use a longer load"
+    else:
+        is_within_1_percent = is_within_tolerance(relative_difference)
+
+    return AcceptedLengthCheck(
+        # The stated length.
+        target=target.length,
+        target_name=target.name,
+        # The measured length.
+        realised=measured.length,
+        steps=measured.steps,
+        source=measured.source,
+        # The comparison.
+        difference=relative_difference,
+        comparable=is_within_1_percent,
+        reason=reason,
+    )
 
 
 def is_within_tolerance(difference: float) -> bool:
@@ -181,19 +190,21 @@ def _measure_growth_in_window(
     window to the first read after it, or over all reads if the window is not known. Return None if
     no page has the counter.
     """
-    # The value of a point is the growth of the counter since the first read.
+    # The value of a point is the growth of the counter from the first read to one of the reads.
     points = series.collect_points(samples, quantity)
     if not points:
         return None
 
+    growth_until_last_read = points[-1].value
     if window.start_s is None or window.end_s is None:
-        return points[-1].value
+        return growth_until_last_read
 
     points_before = [point for point in points if point.t_s <= window.start_s]
+    growth_until_start = points_before[-1].value if points_before else 0.0
+
     points_after = [point for point in points if point.t_s >= window.end_s]
-    value_at_start = points_before[-1].value if points_before else 0.0
-    value_at_end = points_after[0].value if points_after else points[-1].value
-    return value_at_end - value_at_start
+    growth_until_end = points_after[0].value if points_after else growth_until_last_read
+    return growth_until_end - growth_until_start
 
 
 def _count_steps_of_responses(speculation: Speculation) -> int | None:

@@ -113,14 +113,15 @@ def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
     """Return the indices of requests in order of time, and of slot at equal times.
 
-    A slot is the position of a request in the schedule of the run. The result is that of
-    `np.lexsort((slots, times_ns))`, which needs much longer for millions of requests.
+    A slot is the position of a request in the schedule of the run. The result is the same as that
+    of `np.lexsort((slots, times_ns))`, which needs much longer for millions of requests.
     """
     rows_by_slot = _rows_by_slot(slots)
     if rows_by_slot is None:
         return np.lexsort((slots, times_ns))
 
-    # In order of slots, times nearly ascend, so that a stable sort is fast.
+    # Sort by slot first, and then by time. The times are nearly in order after the first sort, so
+    # the second sort is fast. A stable sort keeps the order of slots at equal times.
     times_by_slot_ns = times_ns[rows_by_slot]
     positions_by_time = np.argsort(times_by_slot_ns, kind="stable")
     order: NDArray[np.int32] = rows_by_slot[positions_by_time]

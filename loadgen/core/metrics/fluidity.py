@@ -261,12 +261,14 @@ def _summarize_counts(
 def _index_reached_by(indices: NDArray[np.float64], fraction: float) -> float | None:
     """Return the fluidity index that a fraction of the requests reached, None without requests.
 
-    A high index is good, so 0.95 returns the index that 95 % of the requests reached or exceeded.
+    The fluidity index of a request is the fraction of its token deadlines that were met. For a
+    fraction of 0.95, the result is the index that 95 % of the requests reached or exceeded.
     """
     if len(indices) == 0:
         return None
 
-    # Negative values turn "at least" into the "at most" of a quantile.
+    # A quantile is a value that a fraction of the values does not exceed. The result is a value
+    # that a fraction of the values does not fall below, so the signs are changed twice.
     quantile_of_negative = quantile_of(-indices, fraction)
     return -quantile_of_negative
 

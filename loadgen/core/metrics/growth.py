@@ -117,15 +117,19 @@ def measure_replicas(
 
     all_series = []
     for key, rows in group_by_key(requests.replica_key):
-        block = requests.block[rows]
+        blocks = requests.block[rows]
+        ttft_ns = requests.ttft_ns[rows]
+        prompt_tokens = requests.prompt_tokens[rows]
+        output_tokens = requests.output_tokens[rows]
 
+        # `missing` is the value of a request that has no TTFT, or an unknown number of tokens.
         replica_series = ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
             in_flight=in_flight_by_replica.get(key, nothing_in_flight),
-            ttft_ns=_block_means(requests.ttft_ns[rows], block, missing=UNDEFINED),
-            prompt_tokens=_block_means(requests.prompt_tokens[rows], block, missing=UNKNOWN),
-            output_tokens=_block_means(requests.output_tokens[rows], block, missing=UNKNOWN),
+            ttft_ns=_block_means(ttft_ns, blocks, missing=UNDEFINED),
+            prompt_tokens=_block_means(prompt_tokens, blocks, missing=UNKNOWN),
+            output_tokens=_block_means(output_tokens, blocks, missing=UNKNOWN),
         )
         all_series.append(replica_series)
 
@@ -162,15 +166,26 @@ def _select_tested_requests(
 
 
 def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArray[np.int8]:
-    """Return the block of time in which each request is due, NO_BLOCK if it is in none."""
-    block_of_request = np.full(len(due_ns), NO_BLOCK, np.int8)
-    block_ns = (tested_time.end_ns - tested_time.start_ns) / BLOCKS
+    """Return the block of time in which each request is due, or NO_BLOCK.
 
-    for rows in block_slices(len(due_ns)):  # slices of all requests, to save memory
-        time_in_blocks = (due_ns[rows] - tested_time.start_ns) / block_ns
-        block = np.floor(time_in_blocks)
-        is_tested = (block >= 0) & (block < BLOCKS)
-        block_of_request[rows][is_tested] = block[is_tested].astype(np.int8)
+    The tested time is divided into BLOCKS blocks of equal length, with the numbers from 0.
+
+    Args:
+        due_ns: The time at which each request is due.
+        tested_time: The part of the load that is tested for growth.
+    """
+    block_of_request = np.full(len(due_ns), NO_BLOCK, np.int8)
+    block_length_ns = (tested_time.end_ns - tested_time.start_ns) / BLOCKS
+
+    # A run may have millions of requests, so they are processed slice by slice.
+    for rows in block_slices(len(due_ns)):
+        time_in_blocks = (due_ns[rows] - tested_time.start_ns) / block_length_ns
+        block_numbers = np.floor(time_in_blocks)
+        is_tested = (block_numbers >= 0) & (block_numbers < BLOCKS)
+
+        # A slice of a NumPy array is a view, so this changes `block_of_request`.
+        slice_of_result = block_of_request[rows]
+        slice_of_result[is_tested] = block_numbers[is_tested].astype(np.int8)
 
     return block_of_request
 
@@ -374,21 +389,26 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
 def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[_SeriesTrend]:
     """Return the trends of all series of all replicas.
 
-    A series with too few values, or with a mean of 0, has no trend.
+    A series is, for example, the mean TTFT of a replica in each block of time. A series with too
+    few values, or with a mean of 0, has no trend.
     """
-    all_series = [
-        (replica, series_name, values)
-        for replica in replicas
-        for series_name, values in replica.tested
-    ]
+    # The replica and the name of each series, and its values.
+    owners = []
+    values_of_series = []
+    for replica in replicas:
+        for series_name, values in replica.tested:
+            owners.append((replica, series_name))
+            values_of_series.append(values)
 
     # All series are tested in one call, which corrects for the number of tests.
-    lines = trend.find_trends([values for _, _, values in all_series])
-    return [
-        _SeriesTrend(replica, series_name, values, line)
-        for (replica, series_name, values), line in zip(all_series, lines, strict=True)
-        if line is not None and line.mean > 0
-    ]
+    lines = trend.find_trends(values_of_series)
+
+    trends = []
+    for (replica, series_name), values, line in zip(owners, values_of_series, lines, strict=True):
+        if line is not None and line.mean > 0:
+            trends.append(_SeriesTrend(replica, series_name, values, line))
+
+    return trends
 
 
 def _visible_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> float:
@@ -402,9 +422,11 @@ def _visible_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> fl
 
 
 def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
-    """Return the series of a replica divided by how much longer its requests became.
+    """Return the series of a replica, corrected for prompts and responses that became longer.
 
-    A longer prompt has a longer TTFT. A longer prompt or response is in flight for longer.
+    Longer prompts have a longer TTFT, and requests with longer prompts or responses are in flight
+    for longer. So TTFT is divided by the growth of the prompts, and the number in flight by the
+    growth of prompts and responses.
     """
     relative_prompt_length = _relative_tokens(replica.prompt_tokens)
     relative_output_length = _relative_tokens(replica.output_tokens)

@@ -306,9 +306,13 @@ class _GapVariations(NamedTuple):
 def _measure_gap_variations(
     columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]
 ) -> _GapVariations:
-    """Return how much the gaps between sends vary, and how much those between due times do.
+    """Return how much the times between two requests vary, as sent and as planned.
 
-    If the client kept to the schedule, both are equal.
+    If the client kept to the schedule, both variations are equal.
+
+    Args:
+        columns_of_stages: The records of each stage.
+        plans: The plan of each stage.
     """
     requests = _PlannedRequests(columns_of_stages, plans)
     stages = requests.join("stage")

@@ -66,8 +66,8 @@ def summarize_machines(
     Args:
         manifest: The manifest of the run.
         window: The measurement window.
-        reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. The lag
-            that makes a request late is a share of it. None if it is not known.
+        reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. A request
+            is late if it was sent later than a share of this latency. None if the p50 is not known.
         measured_stages: The records of each measured stage.
         samples: The samples that each worker took of itself.
     """
@@ -79,7 +79,9 @@ def summarize_machines(
         MachineSummary(name=name, workers=0, state=LOST_BEFORE_LOAD)
         for name in manifest.cluster.lost
     ]
-    if len(workers_by_machine) + len(lost_machines) < 2:
+
+    machine_count = len(workers_by_machine) + len(lost_machines)
+    if machine_count < 2:
         return ()
 
     allowed_lag_ns = _allowed_lag_ns(manifest, reference_latency_ms)
@@ -148,18 +150,25 @@ class _MachineRequests:
         self._allowed_lag_ns = allowed_lag_ns
 
     def of_workers(self, worker_numbers: list[int]) -> _RequestsOfMachine:
-        """Return the requests of the workers of one machine."""
-        is_selected = np.isin(self._worker, worker_numbers)
-        send_lag_ns = drop_undefined(self._send_lag_ns[is_selected])
+        """Return the requests of one machine, with how late the machine sent them.
 
-        late = None
+        Args:
+            worker_numbers: The numbers of the workers of the machine. A worker is a process that
+                sends requests.
+        """
+        is_of_machine = np.isin(self._worker, worker_numbers)
+        send_lag_ns = drop_undefined(self._send_lag_ns[is_of_machine])
+
+        # Without an allowed lag, nobody knows which requests were late.
+        late_requests = None
         if self._allowed_lag_ns is not None:
-            late = int((send_lag_ns > self._allowed_lag_ns).sum())
+            is_late = send_lag_ns > self._allowed_lag_ns
+            late_requests = int(is_late.sum())
 
         return _RequestsOfMachine(
-            requests=int(is_selected.sum()),
-            lost=int(self._is_lost[is_selected].sum()),
-            late=late,
+            requests=int(is_of_machine.sum()),
+            lost=int(self._is_lost[is_of_machine].sum()),
+            late=late_requests,
             send_lag_ms=distribution_of(send_lag_ns),
         )
 

@@ -34,10 +34,15 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
         columns: The records of the requests.
         term: A term of an SLO: a metric with a limit.
     """
+    no_request = np.zeros(len(columns), bool)
+
     was_cut = columns.has_status(UNFINISHED) & columns.is_known("sent_ns")
-    lower_bounds_ns = _lower_bounds_ns(columns, term.metric) if was_cut.any() else None
+    if not was_cut.any():
+        return no_request
+
+    lower_bounds_ns = _lower_bounds_ns(columns, term.metric)
     if lower_bounds_ns is None:
-        return np.zeros(len(columns), bool)
+        return no_request
 
     is_over: NDArray[np.bool_] = was_cut & (lower_bounds_ns > term.limit_ns)
 
@@ -207,13 +212,16 @@ def _least_time_per_token(
         columns: The records of the requests.
         excluded_tokens: How many tokens at the start of each response do not count.
     """
-    elapsed_ns = _end_or_cut_ns(columns) - columns["first_token_ns"]
+    time_since_first_token_ns = _end_or_cut_ns(columns) - columns["first_token_ns"]
     requested_tokens = columns["asked_output"].astype(np.int64)
-    most_tokens = requested_tokens - excluded_tokens
-    lower_bounds_ns = elapsed_ns // np.maximum(most_tokens, 1)
+    most_counted_tokens = requested_tokens - excluded_tokens
+
+    # The smallest divisor is 1, because 0 would be an error. Such requests have no bound.
+    divisors = np.maximum(most_counted_tokens, 1)
+    lower_bounds_ns = time_since_first_token_ns // divisors
 
     # Without a first token or a requested number of tokens, nothing is known.
-    has_bound = columns.is_known("first_token_ns") & (most_tokens > 0)
+    has_bound = columns.is_known("first_token_ns") & (most_counted_tokens > 0)
     values: NDArray[np.int64] = np.where(has_bound, lower_bounds_ns, 0)
     return values
 

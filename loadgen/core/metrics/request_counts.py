@@ -85,12 +85,15 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
         """The share of the requests that were dropped, which means not sent.
 
         A request is dropped if too many requests are in flight, or if the previous request of its
-        conversation failed. The share is 0 if all dropped requests have the second reason.
+        conversation failed. If all dropped requests have the second reason, the share counts as 0.
         """
         not_cancelled = self.scheduled - self.cancelled
-        dropped_after_failed_turn = self._count_of_error("previous_turn_failed")
-        has_dropped_by_client = self.dropped > dropped_after_failed_turn
-        if not_cancelled == 0 or not has_dropped_by_client:
+        if not_cancelled == 0:
+            return 0.0
+
+        dropped_after_failed_request = self._count_of_error("previous_turn_failed")
+        have_all_the_second_reason = self.dropped <= dropped_after_failed_request
+        if have_all_the_second_reason:
             return 0.0
 
         return self.dropped / not_cancelled

@@ -147,13 +147,15 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
     """Return the mean output tokens per step of speculative decoding, in millionths.
 
-    Each step yields the accepted tokens and one more. So a response of 10 tokens, of which 6 were
-    accepted, took 4 steps. Its mean is 2.5, or 2,500,000 millionths.
+    Speculative decoding drafts several tokens, of which the model accepts some. Each step yields
+    the accepted tokens and one more. So a response of 10 tokens, of which 6 were accepted, took 4
+    steps. Its mean is 2.5, or 2,500,000 millionths.
     """
     drafted_tokens = columns["draft_tokens"]
-    has_no_drafts = int(drafted_tokens.max(initial=0)) <= 0
-    if has_no_drafts:
-        return np.broadcast_to(np.int64(UNDEFINED), len(columns))  # takes no memory
+    has_drafts = int(drafted_tokens.max(initial=0)) > 0
+    if not has_drafts:
+        # An array that repeats a single value takes no memory for each request.
+        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
 
     accepted_tokens = columns["accepted_tokens"].astype(np.int64)
     output_tokens = columns["output_tokens"].astype(np.int64)
@@ -290,7 +292,7 @@ def time_or_end(
 def count_textless_tokens(
     finish_reasons: NDArray[np.int64], tokens: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many tokens of each response may have no text, and so come in no event: 0 or 1.
+    """Return for each response how many of its tokens may have no text: 0 or 1.
 
     A response that ended by itself has an end token without text. A long response may have a
     character of several tokens, of which only the last token has text.
@@ -301,5 +303,6 @@ def count_textless_tokens(
     """
     has_end_token = finish_reasons != FINISH["length"]
     is_long_response = tokens >= LONG_ANSWER
-    textless_counts: NDArray[np.int64] = (has_end_token | is_long_response).astype(np.int64)
+    may_have_textless_token = has_end_token | is_long_response
+    textless_counts: NDArray[np.int64] = may_have_textless_token.astype(np.int64)
     return textless_counts

@@ -116,14 +116,18 @@ def explain_uncertain_times(evidence: TimingEvidence) -> str:
 
     Either the server or a proxy sent several events at once, or the client was late.
     """
-    values: dict[str, str | float | None] = {"unsure_share": evidence.uncertain_event_share}
+    # The values that the sentence shows. "remedy" is the code of the advice at its end.
+    sentence_values: dict[str, str | float | None] = {
+        "unsure_share": evidence.uncertain_event_share
+    }
     if evidence.are_events_sent_together:
-        values["remedy"] = "held_back"
+        sentence_values["remedy"] = "held_back"
     else:
         lateness = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
-        values.update(lateness)
+        sentence_values.update(lateness)
 
-    return format_reason(ReasonCode(code="times_uncertain", values=values))
+    reason = ReasonCode(code="times_uncertain", values=sentence_values)
+    return format_reason(reason)
 
 
 def are_events_read_promptly(receive_delays: Distribution, event_errors: Distribution) -> bool:
