@@ -148,8 +148,8 @@ class MetricAccumulator:
         self.slo = slo
         self.columns: list[Columns] = []
 
-        # Numbers by name: `sums["ok"]` counts the ok requests, and `minima["sent"]` is the time of
-        # the first send.
+        # Numbers by name. For example, `sums["ok"]` is the number of ok requests, and the time of
+        # the first send is `minima["sent"]`.
         self.sums: dict[str, int] = {}
         self.minima: dict[str, int] = {}
         self.maxima: dict[str, int] = {}
@@ -158,7 +158,7 @@ class MetricAccumulator:
         self.last_sent: LastSent | None = None
         self.failures: dict[str, FailureCount] = {}  # by the kind of failure
 
-        # Durations of tasks, and the times at which tasks ended.
+        # The durations of tasks, which consist of several requests, and the times of their ends.
         self.added_values: defaultdict[str, Values] = defaultdict(Values)
         self.added_amounts: defaultdict[str, Amounts] = defaultdict(Amounts)
 
@@ -315,6 +315,7 @@ class MetricAccumulator:
 
     def merge(self, other: MetricAccumulator) -> None:
         """Add all requests of another accumulator, which is not changed."""
+        # Numbers by name.
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
 

@@ -234,7 +234,9 @@ def _summarize_counts(
     overall_index = met_deadlines / total_deadlines if total_deadlines else None
 
     objective = inputs.slo.fluidity
-    result = None if objective is None else _judge(objective, indices, inputs.requests)
+    judged_objective = None
+    if objective is not None:
+        judged_objective = _judge(objective, indices, inputs.requests)
 
     return Fluidity(
         # The limits.
@@ -254,7 +256,7 @@ def _summarize_counts(
         p99=_index_reached_by(indices, 0.99),
         # The verdict.
         absent="" if has_responses else NO_RESPONSES,
-        objective=result,
+        objective=judged_objective,
     )
 
 
@@ -287,33 +289,37 @@ def _judge(
         indices: The index of each response whose token times are known.
         requests: The numbers of requests by outcome.
     """
-    # How many requests there are, and how many of them are below the required index.
     failed_count = requests.failed + requests.dropped + requests.lost
-    count = len(indices) + failed_count
-    below_count = int((indices < objective.least_index).sum()) + failed_count
+    indices_with_failures = np.concatenate([indices, np.zeros(failed_count)])
+    count = len(indices_with_failures)
+
+    # How many requests are below the required index, and how many reached it.
+    responses_below = int((indices < objective.least_index).sum())
+    below_count = responses_below + failed_count
     reached_count = count - below_count
 
-    # Without a verdict.
-    undecided_reason = _find_reason_not_to_judge(len(indices), failed_count, requests)
-    result = msgspec.structs.replace(
-        _undecided_objective(objective, undecided_reason),
-        below=below_count,
-        count=count,
-        supported=count >= needed_samples(objective.quantile),
-    )
-    if count == 0:
-        return result
-
-    # The index that the required fraction of the requests reached.
-    indices_with_failures = np.concatenate([indices, np.zeros(failed_count)])
-    measured_index = _index_reached_by(indices_with_failures, objective.quantile)
-    result = msgspec.structs.replace(result, value=measured_index)
-    if undecided_reason:
-        return result
-
     # The request at the percentile, counted from the best one, has to reach the required index.
-    is_met = quantile_index(count, objective.quantile) < reached_count
-    return msgspec.structs.replace(result, met=is_met)
+    undecided_reason = _find_reason_not_to_judge(len(indices), failed_count, requests)
+    is_met = None
+    if count > 0 and not undecided_reason:
+        position_of_percentile = quantile_index(count, objective.quantile)
+        is_met = position_of_percentile < reached_count
+
+    needed_count = needed_samples(objective.quantile)
+    return FluidityObjective(
+        # The objective.
+        quantile=objective.quantile,
+        limit=objective.least_index,
+        # The requests.
+        count=count,
+        below=below_count,
+        needed=needed_count,
+        supported=count >= needed_count,
+        # The index that the required fraction of the requests reached, and the verdict.
+        value=_index_reached_by(indices_with_failures, objective.quantile),
+        met=is_met,
+        undecided=undecided_reason,
+    )
 
 
 def _find_reason_not_to_judge(known_count: int, failed_count: int, requests: RequestCounts) -> str:

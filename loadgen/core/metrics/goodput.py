@@ -324,16 +324,17 @@ def _is_tpot_missing(sample: SloSample, slo: Slo) -> bool:
 
 
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
-    """Return the number of requests that meet every term, or None if it is too uncertain.
+    """Return the number of requests that meet every term of an SLO, None if it is too uncertain.
 
-    Timestamps have errors, so that a latency just below a limit may in truth be above it.
+    A term is a limit, such as "TTFT at most 1 s". Timestamps have errors, so a measured latency
+    just below a limit may in truth be above the limit.
     """
     if _is_request_metric_withheld(sample, slo) or _is_tpot_missing(sample, slo):
         return None
 
     good_requests = sample.accumulator.sum("good")
-    good_range = bound_good_requests(sample.accumulator, slo)
-    is_too_uncertain = good_range.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE)
+    fewest_and_most_good = bound_good_requests(sample.accumulator, slo)
+    is_too_uncertain = fewest_and_most_good.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE)
     return None if is_too_uncertain else good_requests
 
 

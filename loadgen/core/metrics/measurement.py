@@ -561,10 +561,12 @@ class _RunMeasurement:
         """
         is_only_measured_stage = self._measured_stage_indices == [stage]
         if is_only_measured_stage:
-            # The metrics are those of the run, except for the rate over the whole time.
+            # The metrics of the stage are those of the run, except for one rate.
             output_per_s = whole_output_per_s(self.measured_and_warmup, window)
-            tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
-            return run_metrics._replace(tokens=tokens)
+            stage_tokens = msgspec.structs.replace(
+                run_metrics.tokens, whole_output_per_s=output_per_s
+            )
+            return run_metrics._replace(tokens=stage_tokens)
 
         group = RequestGroup(
             requests=self._run_accumulator.stages[stage],

@@ -257,13 +257,14 @@ class _DeliveryTest:
     def compare_events(
         self, events: EventName, event_ns: NDArray[np.int64], delay_factors: RelativeGrowth
     ) -> Shortfall | None:
-        """Return how many fewer events came in the second half than expected, or None if enough.
+        """Return the shortfall of events in the second half of the load, or None if enough came.
 
-        The expected number follows from the delays in the first quarter, before a queue has formed.
+        An event is the first token or the end of a response. The expected number of events follows
+        from the delays in the first quarter of the load, before a queue has formed.
 
         Args:
             events: The name of the events, for reports.
-            event_ns: The time of the event of each request, -1 if it never came.
+            event_ns: The time of the event of each request, -1 if the event never came.
             delay_factors: A factor for the delay of each request, for longer prompts or responses.
         """
         delays_ns = self._first_quarter_delays(event_ns)
@@ -272,11 +273,17 @@ class _DeliveryTest:
 
         expected = self._count_expected(delays_ns, delay_factors)
         observed = self._count_in_second_half(event_ns)
-        have_enough_come = observed >= MIN_DELIVERED_SHARE * expected
-        if have_enough_come or self._may_be_chance(expected, observed):
+
+        smallest_accepted = MIN_DELIVERED_SHARE * expected
+        if observed >= smallest_accepted or self._may_be_chance(expected, observed):
             return None
 
-        return Shortfall(events, expected, observed, self.duration_ns / 1e9)
+        return Shortfall(
+            events=events,
+            expected=expected,
+            observed=observed,
+            span_s=self.duration_ns / 1e9,
+        )
 
     def _first_quarter_delays(self, event_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the delay from the due time to the event for each request of the first quarter."""
