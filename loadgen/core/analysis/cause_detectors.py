@@ -863,12 +863,14 @@ def detect_large_batches(case: Case) -> Cause | None:
     batch_sizes = _estimate_batch_sizes(case, has_tpot)
     batches = _compare_batch_sizes(batch_sizes, known_tpot_ns)
     clearly_higher_ms = SIGNIFICANT_CHANGE * batches.small.median_tpot_ms
-    if batches.large.median_tpot_ms >= clearly_higher_ms:
+    is_clearly_higher = batches.large.median_tpot_ms >= clearly_higher_ms
+    if is_clearly_higher:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
         cause = _cause_by_equal_tpot(known_tpot_ns, batches, limit_ms)
 
-    return cause if cause.share >= CLEAR_SHARE else None
+    explains_enough = cause.share >= CLEAR_SHARE
+    return cause if explains_enough else None
 
 
 def _estimate_batch_sizes(case: Case, has_tpot: Mask) -> Ints:

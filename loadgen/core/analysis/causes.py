@@ -240,14 +240,18 @@ def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> 
     if not speed.is_comparable:
         return None
 
+    # How much larger the mean of the slow requests is than the mean of the fast ones.
     excess_delay_ns = speed.excess_of_slow(send_delay_ns)
     excess_ttft_ns = speed.excess_of_slow(ttft_ns)
-    share = excess_delay_ns / excess_ttft_ns
-    if share < MOST_OF_EXCESS:
+
+    explained_share = excess_delay_ns / excess_ttft_ns
+    if explained_share < MOST_OF_EXCESS:
         return None
 
-    evidence = f"the client sent them late, which explains {share:.0%} of their excess TTFT"
-    return client_cause(share, evidence)
+    evidence = (
+        f"the client sent them late, which explains {explained_share:.0%} of their excess TTFT"
+    )
+    return client_cause(explained_share, evidence)
 
 
 def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> list[Cause]:
@@ -368,11 +372,11 @@ def _find_queue(
         samples: The samples of the servers' metrics pages.
     """
     ttft_ns = requests.measure("ttft")
-    limit_ns = queue_evidence.missed_ttft_limit(ttft_ns, manifest.slo)
-    if limit_ns is None:
+    missed_limit_ns = queue_evidence.missed_ttft_limit(ttft_ns, manifest.slo)
+    if missed_limit_ns is None:
         return None
 
-    missed = queue_evidence.MissedTtft(requests, ttft_ns, send_delay_ns, limit_ns, samples)
+    missed = queue_evidence.MissedTtft(requests, ttft_ns, send_delay_ns, missed_limit_ns, samples)
     return queue_evidence.find_queue_cause(missed)
 
 

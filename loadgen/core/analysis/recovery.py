@@ -120,12 +120,18 @@ def measure_recoveries(
 
 
 def _end_at_next_disturbance(event: _TimedEvent, events: Sequence[_TimedEvent]) -> _TimedEvent:
-    """Return an event whose examined time ends, at the latest, when the next disturbance starts."""
-    disturbances_ns = [other.disturbance_ns for other in events]
-    later_disturbances_ns = [
-        time_ns for time_ns in disturbances_ns if time_ns is not None and time_ns > event.at_ns
-    ]
-    end_ns = min([event.end_ns, *later_disturbances_ns])
+    """Return an event whose examined time ends, at the latest, when the next disturbance starts.
+
+    Args:
+        event: The event. A disturbance is, for example, the loss of a replica.
+        events: All events of the run.
+    """
+    end_ns = event.end_ns
+    for other in events:
+        disturbance_ns = other.disturbance_ns
+        if disturbance_ns is not None and disturbance_ns > event.at_ns:
+            end_ns = min(end_ns, disturbance_ns)
+
     return event._replace(end_ns=end_ns)
 
 
@@ -205,8 +211,12 @@ def _find_capacity_changes(
         at_ns = round(change.at_s * 1e9)
         is_during_load = first_due_ns < at_ns <= last_due_ns
         if is_during_load:
-            after_last_ns = last_due_ns + 1
-            yield _TimedEvent(change, start_ns=_BEFORE_RUN_NS, at_ns=at_ns, end_ns=after_last_ns)
+            yield _TimedEvent(
+                change,
+                start_ns=_BEFORE_RUN_NS,
+                at_ns=at_ns,
+                end_ns=last_due_ns + 1,  # after the last request
+            )
 
 
 def _list_capacity_changes(

@@ -366,17 +366,23 @@ def _compare_metric(
     if cells is None:
         return None
 
+    # The variance within cells, between nodes, and over time.
     cell_means_ms = cells.mean_of_cells(values_ms)
     variance_within = _measure_variance_within(cells, values_ms, cell_means_ms)
     components = estimate_components(cell_means_ms, cells.counts, variance_within)
 
+    # The nodes that stand out, unless the client may be the cause.
     node_means_ms = cell_means_ms.mean(axis=1)
     outliers = _find_outliers(metric, node_means_ms, selection.names)
     if outliers:
         client_errors_ms = _read_client_errors_ms(metric, requests, selection, has_value)
         outliers = _drop_client_errors(outliers, cells, client_errors_ms, selection.names)
 
-    return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
+    return _Comparison(
+        variances=_variance_table(metric, components),
+        outliers=outliers,
+        block_count=cells.block_count,
+    )
 
 
 def _read_values(metric: str, requests: JoinedColumns, selection: _Selection) -> _MetricValues:

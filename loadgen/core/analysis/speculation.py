@@ -224,7 +224,8 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
     """Return the samples of each counter of accepted tokens, by the position in the draft.
 
-    Each read of a metrics page ends with the sample `series.UP`, which is added to each group.
+    Each read of a metrics page ends with the sample `series.UP`. Each group gets these samples too,
+    because they show when each read was, and whether it succeeded.
     """
     positions = [_draft_position(sample) for sample in samples]
     groups: dict[int, list[MetricSample]] = {

@@ -413,12 +413,19 @@ def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[
 def _distribution_in_summary(metric: MetricDefinition, summary: Summary) -> Distribution | None:
     """Return the distribution of a metric in a summary, or None if the summary does not have it.
 
-    Common metrics, such as TTFT, have their own field. Other metrics have a `block`.
+    A metric such as TTFT has a field of the summary. Metrics with a `block` are less common. They
+    are together in the field `other_metrics`.
     """
-    is_common_metric = not metric.block
-    if is_common_metric:
-        return getattr(summary, metric.field, None)
-    return summary.other_metrics.get(metric.field)
+    is_less_common = bool(metric.block)
+    if is_less_common:
+        return summary.other_metrics.get(metric.field)
+
+    has_field = metric.field in summary.__struct_fields__
+    if not has_field:
+        return None
+
+    distribution: Distribution | None = getattr(summary, metric.field)
+    return distribution
 
 
 def _sample_values(

@@ -254,9 +254,10 @@ class MetricAccumulator:
             self._range_at_index[key] = value_bounds.bound_nth(index_in_order)
 
     def nth_range(self, metric: str, index_in_order: int) -> Range | None:
-        """Return the range of a metric's value at an index of its sorted sample.
+        """Return the range of the value at an index of the sorted values of a metric.
 
-        Return None if all values of the metric are certain.
+        A value has a range because timestamps have errors. Return None if all values of the metric
+        are certain.
         """
         ranges_of_statistics = self.statistic_ranges(metric)
         if ranges_of_statistics is None:

@@ -105,8 +105,13 @@ def find_worst_second(
         share: The share of the second in which the worker used a core, waited for a core, or wrote
             records.
     """
+
+    def known_share(sample: WorkerSample) -> float:
+        value: float | None = getattr(sample, share)
+        return 0.0 if value is None else value
+
     full_seconds = select_full_seconds(samples, window)
-    return max(full_seconds, key=lambda sample: getattr(sample, share) or 0.0, default=None)
+    return max(full_seconds, key=known_share, default=None)
 
 
 def select_full_seconds(samples: Sequence[WorkerSample], window: Window) -> list[WorkerSample]:

@@ -360,17 +360,18 @@ class Columns:
         if not len(self):
             return _empty_column(field)
 
-        column = self._rows[field]
-        if _is_constant(column):
-            # All rows have the same value, so the first rows can stand for the selected rows.
-            return column[: len(self)]
+        all_values = self._rows[field]
+        if _is_constant(all_values):
+            # All rows have the same value, so any rows have the values of the selected rows.
+            return all_values[: len(self)]
 
-        selected = column if self._selection is None else column[self._selection]
-        selected = np.ascontiguousarray(selected)
+        are_all_selected = self._selection is None
+        selected_values = all_values if are_all_selected else all_values[self._selection]
+        selected_values = np.ascontiguousarray(selected_values)
         if self._is_cached_once_read(field):
-            self._cache[field] = selected
+            self._cache[field] = selected_values
 
-        return selected
+        return selected_values
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
         """Return the values of a field at some positions of the selected rows.

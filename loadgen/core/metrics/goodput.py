@@ -283,13 +283,15 @@ def _good_requests_within(sample: SloSample, interval: Span) -> float:
 
 
 def is_slo_missed(sample: SloSample) -> bool:
-    """Return True if these requests miss their SLO for certain."""
+    """Return True if these requests miss their SLO, False if they meet it or it is undecided."""
     slo = sample.slo
     if slo is None:
         return False
 
     terms = judge_terms(sample, slo)
-    return _is_slo_met(sample, slo, terms) is False
+    is_met = _is_slo_met(sample, slo, terms)
+    is_decided = is_met is not None
+    return is_decided and not is_met
 
 
 def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> bool | None:

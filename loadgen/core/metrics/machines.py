@@ -159,7 +159,7 @@ class _MachineRequests:
         is_of_machine = np.isin(self._worker, worker_numbers)
         send_lag_ns = drop_undefined(self._send_lag_ns[is_of_machine])
 
-        # Without an allowed lag, nobody knows which requests were late.
+        # Without an allowed lag, no request is known to be late.
         late_requests = None
         if self._allowed_lag_ns is not None:
             is_late = send_lag_ns > self._allowed_lag_ns

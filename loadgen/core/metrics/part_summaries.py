@@ -584,6 +584,8 @@ class PartSummarizer:
     ) -> StepSummary:
         """Return the summary of a step of agentic tasks, such as "plan" or "embed".
 
+        An agentic task is a sequence of requests. A step is a named group of these requests.
+
         Args:
             plan: The plan of the step.
             part: The requests of the step.
@@ -607,7 +609,7 @@ class PartSummarizer:
             ttft_ms=metrics.ttft_ms,
             tpot_ms=metrics.tpot_ms,
             e2e_ms=metrics.e2e_ms,
-            # Its share of the time of the tasks.
+            # The share of the time of the tasks that the step and the pauses before it took.
             time_share=step_time.time_share,
             pause_ms=step_time.pause_ms,
             pause_share=step_time.pause_share,

@@ -86,13 +86,14 @@ def find_breach(
 def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | None:
     """Return the reason to stop if these requests break the rule, else None.
 
-    A rule limits the share of failed requests, or a quantile of a latency.
+    A rule stops a run early. It limits the share of failed requests, or a quantile of a latency.
 
     Args:
         rule: The rule.
         requests: The requests that ended in the last WINDOW_NS.
         now_ns: The end of that window.
     """
+    # The values that the sentence of the reason shows.
     values = {
         "rule": rule.written,
         "requests": len(requests),

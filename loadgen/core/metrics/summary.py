@@ -248,10 +248,15 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
     """
     if summary.run.state == "interrupted" and not reported:
         return codes.INTERRUPTED
+
     if not summary.verdict.valid:
         return codes.UNSOUND
-    if summary.goodput.met is False or fails_by_errors(summary):
+
+    is_slo_decided = summary.goodput.met is not None
+    is_slo_missed = is_slo_decided and not summary.goodput.met
+    if is_slo_missed or fails_by_errors(summary):
         return codes.SLO_MISSED
+
     if strict and is_inconclusive(summary):
         return codes.INCONCLUSIVE
 

@@ -175,8 +175,8 @@ def _agrees_with_declared(declared: str, reported: str) -> bool:
 def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
     """Yield a warning if the end of the run cut off requests before their responses ended.
 
-    Nobody knows if such a request would have met the latency limits of the run. If there are so
-    many that nobody knows if the run meets the limits, the warning is "unfinished_undecided".
+    Such a request could have met or missed the latency limits of the run. If there are so many that
+    it is not known if the run meets the limits, the warning is "unfinished_undecided".
     """
     unfinished = summary.requests.unfinished
     if not unfinished:
