@@ -276,7 +276,7 @@ def _list_log_errors(latencies: NDArray[np.float64], p: float) -> Iterator[Stand
 
 
 def _error_size(standard_error: StandardError) -> tuple[float, float]:
-    """Return the order of errors: by size, and the more degrees of freedom the larger."""
+    """Return a sort key of errors: by size, and equal ones by their degrees of freedom."""
     return standard_error.error, standard_error.degrees_of_freedom
 
 

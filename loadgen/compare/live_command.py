@@ -202,21 +202,29 @@ def _run_blocks(
 
 
 def refuse_load_options(invocation: Invocation) -> None:
-    """Raise UserError for an option of a load without --live, because stored results have no load.
+    """Check that a comparison of stored results has no options of a load, such as --concurrency.
 
-    --force is allowed, because it also has a meaning with --save.
+    Only a comparison with --live sends requests. --force is allowed, because it also has a meaning
+    with --save.
+
+    Raises:
+        UserError: At least one option of a load is used. The message names the first one.
     """
-    for name, value in invocation.options.items():
-        option = COMMAND_OPTIONS[name]
-        is_default = value == option.default
-        if is_default or name == "force":
-            continue
-        raise UserError(
-            "missing_option",
-            "this option needs --live, because stored results send no load",
-            option.describe(name, value),
-            "add --live URL_A URL_B, or leave it out",
-        )
+    used_names = [
+        name for name, value in invocation.options.items() if value != COMMAND_OPTIONS[name].default
+    ]
+    forbidden_names = [name for name in used_names if name != "force"]
+    if not forbidden_names:
+        return
+
+    first_name = forbidden_names[0]
+    option = COMMAND_OPTIONS[first_name]
+    raise UserError(
+        "missing_option",
+        "this option needs --live, because stored results send no load",
+        option.describe(first_name, invocation.options[first_name]),
+        "add --live URL_A URL_B, or leave it out",
+    )
 
 
 def _plan_live(

@@ -18,7 +18,7 @@ from loadgen.contracts.recorded_run import LoadedRun
 from loadgen.contracts.schema import ContractLevel
 from loadgen.contracts.steady_samples import find_counted_requests, order_by_due_time
 from loadgen.contracts.steady_state import TimedValues
-from loadgen.core.metrics.fluidity import NO_RESPONSES, NO_TOKEN_TIMES
+from loadgen.core.metrics.fluidity import NO_RESPONSES, NO_TOKEN_TIMES, Fluidity
 from loadgen.core.stats.intervals import Interval
 
 FLUIDITY = "fluidity"
@@ -36,12 +36,14 @@ def needs_token_times(level: ContractLevel) -> bool:
 def collect_missed_fractions(loaded_runs: Sequence[LoadedRun]) -> list[TimedValues]:
     """Return, for each run, the fraction of its token deadlines that each request missed.
 
-    The requests are in the order of their scheduled times. A failed request counts with an infinite
-    fraction, so that it is worse than every response. Responses without known token times are left
-    out.
+    A token deadline is the time by which an output token has to arrive. The requests are in the
+    order of their scheduled times. A failed request has an infinite fraction, so that it is worse
+    than every response. Responses without known token times are left out.
 
     Raises:
-        EstimateError: A run has no token times, or too many requests are unfinished.
+        UnmeasurableError: A run has no token times.
+        EstimateError: Too many requests of a run are unfinished, or no response of a run has token
+            deadlines.
     """
     return [_collect_of_run(loaded_run) for loaded_run in loaded_runs]
 
@@ -49,30 +51,44 @@ def collect_missed_fractions(loaded_runs: Sequence[LoadedRun]) -> list[TimedValu
 def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
     """Return the fraction of its token deadlines that each request of one run missed.
 
+    A token deadline is the time by which an output token has to arrive. A failed request has an
+    infinite fraction. Requests whose fraction is not known are left out.
+
     Raises:
-        EstimateError: The run has no token times, or too many requests are unfinished.
+        UnmeasurableError: The run has no token times.
+        EstimateError: Too many requests are unfinished, or no response has token deadlines.
     """
     run, columns = loaded_run
-    fluidity = run.summary.fluidity
-    if run.deadline_counts is None:
+    deadline_counts = run.deadline_counts
+    if deadline_counts is None:
         raise UnmeasurableError(NO_TOKEN_TIMES)
 
-    # The summary of a forecast knows no token times, but its counts of deadlines come from them.
-    is_withheld = fluidity is not None and fluidity.absent not in ("", NO_TOKEN_TIMES)
-    if fluidity is not None and is_withheld:
-        raise EstimateError(fluidity.absent)
-    if not len(run.deadline_counts.slots):
+    withheld_reason = _find_withheld_reason(run.summary.fluidity)
+    if withheld_reason:
+        raise EstimateError(withheld_reason)
+
+    response_count = len(deadline_counts.slots)
+    if response_count == 0:
         raise EstimateError(NO_RESPONSES)
 
-    # The fluidity index is the fraction of token deadlines that a response met.
-    fluidity_indices = run.deadline_counts.look_up_indices(columns["slot"])
+    # The fluidity index is the fraction of token deadlines that a response met, NaN if unknown.
+    fluidity_indices = deadline_counts.look_up_indices(columns["slot"])
     missed_fractions = 1 - fluidity_indices
-    is_ok = columns.is_ok
-    values = np.where(is_ok, missed_fractions, math.inf)
+    missed_or_infinite = np.where(columns.is_ok, missed_fractions, math.inf)
 
-    is_known = ~is_ok | ~np.isnan(missed_fractions)
+    is_known = ~np.isnan(missed_or_infinite)
     is_counted = find_counted_requests(columns) & is_known
-    return order_by_due_time(columns, is_counted, values)
+    return order_by_due_time(columns, is_counted, missed_or_infinite)
+
+
+def _find_withheld_reason(fluidity: Fluidity | None) -> str:
+    """Return why a run does not report its fluidity index, or "" if it does.
+
+    A summary without token times is no reason, because the deadlines are counted separately.
+    """
+    if fluidity is None or fluidity.absent == NO_TOKEN_TIMES:
+        return ""
+    return fluidity.absent
 
 
 def convert_to_index(missed: Interval) -> Interval:

@@ -57,9 +57,12 @@ def explain_counts(loadgen_run: LoadgenRun, other_result: OtherResult) -> Iterat
 
 
 def _count_loadgen_requests(loadgen_run: LoadgenRun) -> _Requests:
-    """Return the requests of our run as other tools count them."""
+    """Return how many requests of loadgen's run succeeded and failed.
+
+    Requests without any response (`lost`) are failed ones for other tools.
+    """
     counts = loadgen_run.summary.requests
-    return _Requests(counts.ok, counts.failed + counts.lost)
+    return _Requests(ok=counts.ok, failed=counts.failed + counts.lost)
 
 
 def _count_other_requests(other_result: OtherResult) -> _Requests | None:

@@ -167,9 +167,11 @@ def _replace_unit(definition: LatencyDefinition, other: LatencyDefinition) -> La
     """Return a definition whose sample has the unit of the other one, such as "request"."""
     if definition.unit == other.unit:
         return definition
-    # All times between tokens together become one mean time between tokens of each request.
-    per_request = _MEAN_PER_REQUEST if definition.has_value_per_gap else definition
-    return per_request._replace(unit=other.unit)
+
+    if definition.has_value_per_gap:
+        # The times between the tokens of a request become one value, their mean.
+        return _MEAN_PER_REQUEST._replace(unit=other.unit)
+    return definition._replace(unit=other.unit)
 
 
 def _start_at_sending(definition: LatencyDefinition, other: LatencyDefinition) -> LatencyDefinition:

@@ -71,8 +71,7 @@ class ServerTimes(NamedTuple):
         """Return a latency of each response in ns, as the server measured it.
 
         Example: a response of 101 tokens takes 1,000 ms after its first token. Its time per token
-            is
-        10 ms if the divisor is the 100 tokens after the first one. Responses without a token to
+        is 10 ms if the divisor is the 100 tokens after the first one. Responses without a token to
         divide by are left out.
         """
         definition = latency.definition

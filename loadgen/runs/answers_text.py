@@ -40,9 +40,10 @@ def format_score_cell(part: ScorePart) -> str:
 
 
 def format_p_value(p_value: float) -> str:
-    """Return a p-value as `p = 0.012`, or as a bound if it is very small."""
+    """Return a p-value as `p = 0.012`, or as a bound such as `p < 0.001` if it is very small."""
     text = format.quantity(p_value)
-    return f"p {text[0]} {text[1:]}" if text.startswith("<") else f"p = {text}"
+    is_bound = text.startswith("<")
+    return f"p < {text.removeprefix('<')}" if is_bound else f"p = {text}"
 
 
 def describe_answers(answers: AnswerScores) -> str:
@@ -116,11 +117,16 @@ def _score_table(answers: AnswerScores) -> Table:
 
 
 def _check_name(check: str) -> str:
-    """Return the name of a kind of check. An unknown one, of a newer version, is its own name."""
-    return {str(kind): name for kind, name in CHECK_NAMES.items()}.get(check, check)
+    """Return the name of a kind of check for a table, such as that of "similarity".
+
+    A kind that only a newer version of the program knows is returned unchanged.
+    """
+    name_by_kind = {str(kind): name for kind, name in CHECK_NAMES.items()}
+    return name_by_kind.get(check, check)
 
 
 def _score_row(label: str, part: ScorePart) -> tuple[str, ...]:
+    """Return a row of the table: label, checked responses, wrong ones, and the share right."""
     wrong = part.checked - part.correct
     return (label, format.count(part.checked), format.count(wrong), format_score(part))
 
@@ -140,16 +146,17 @@ def describe_load_dependence(dependence: LoadDependence) -> str:
 def describe_reference(reference: ReferenceComparison) -> str:
     """Return whether the responses differ from those of a reference server, as a sentence.
 
-    The reference server has responded twice to each question, which shows how much its responses
-    differ without any defect.
+    The reference server has responded twice to each question. How far its second response agrees
+    with its first one shows how much responses differ without any defect. Two responses "agree for
+    80 %" if they have their first difference after 80 % of their length.
     """
-    agreement = format.percent(reference.agreement)
-    reference_agreement = format.percent(reference.reference_agreement)
+    agreement_of_responses = format.percent(reference.agreement)
+    agreement_of_second_reference = format.percent(reference.reference_agreement)
     questions = format.counted(reference.questions, "question")
     p_value = format_p_value(reference.p_value)
     facts = (
-        f"they agree with its first response for {agreement} of their length, and its second "
-        f"response does for {reference_agreement} ({questions}, {p_value})"
+        f"they agree with its first response for {agreement_of_responses} of their length, and its "
+        f"second response does for {agreement_of_second_reference} ({questions}, {p_value})"
     )
     if reference.is_different:
         return f"Responses differ from those of the reference endpoint: {facts}."

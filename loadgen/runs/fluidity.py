@@ -79,32 +79,43 @@ def _statistics_table(fluidity: Fluidity) -> Table:
 def format_index(index: float | None) -> str:
     """Return a fluidity index as a percentage with three digits, rounded down: `99.9 %`.
 
-    It is rounded down, so that an index below a limit never looks as if it had reached it.
+    An index is rounded down, so that an index below a limit never looks as if it had reached it.
     """
     if index is None:
         return format.NONE
-    percent = int(index * 1000 + 1e-9) / 10
+
+    rounding_error = 1e-9  # a product of 989.9999999999999 counts as 990
+    permille = int(index * 1000 + rounding_error)
+    percent = permille / 10
     return f"{percent:g} %"
 
 
 def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective | None:
-    """Return the result of the objective of token deadlines, which only a whole run may have."""
-    if not isinstance(scope, Summary) or scope.fluidity is None:
-        return None
-    return scope.fluidity.objective
+    """Return the result of the objective for token deadlines, or None if there is none."""
+    fluidity = _find_fluidity(scope)
+    return None if fluidity is None else fluidity.objective
 
 
 def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
-    """Return the SLO's objective for token deadlines with the time limits, "" if it has none.
+    """Return the objective for token deadlines with the deadlines, or "" if there is none.
 
-    A class of requests never has such an objective, only a whole run has.
+    The deadlines are, for example, "deadlines 2,000 ms, then 50 ms per token": the first token has
+    to arrive within 2,000 ms, and each later one 50 ms after the token before it.
     """
-    objective = find_fluidity_objective(scope)
-    if objective is None or not isinstance(scope, Summary) or scope.fluidity is None:
+    fluidity = _find_fluidity(scope)
+    if fluidity is None or fluidity.objective is None:
         return ""
 
-    deadlines = describe_deadlines(scope.fluidity.first_token_ms, scope.fluidity.per_token_ms)
-    return f"{objective.text} ({deadlines})"
+    deadlines = describe_deadlines(fluidity.first_token_ms, fluidity.per_token_ms)
+    return f"{fluidity.objective.text} ({deadlines})"
+
+
+def _find_fluidity(scope: Summary | ClassSummary) -> Fluidity | None:
+    """Return how many token deadlines a run met, or None if it has no deadlines.
+
+    A class of requests, which is a part of a run, never has any.
+    """
+    return scope.fluidity if isinstance(scope, Summary) else None
 
 
 def format_measured_index(objective: FluidityObjective) -> str:

@@ -106,8 +106,10 @@ def write_tiers(output_dir: Path, stored: StoredTiers) -> None:
 def read_tiers(output_dir: Path) -> StoredTiers:
     """Return the tiers of a folder, with what their searches have found so far.
 
-    The results are read from the searches, which may have been continued one by one. Raises
-    UserError if there is no `tiers.json`, or if a file is damaged.
+    The results are read from the searches, which may have been continued one by one.
+
+    Raises:
+        UserError: There is no `tiers.json`, or a file is damaged.
     """
     path = output_dir / TIERS_FILE
     if not path.is_file():
@@ -122,18 +124,29 @@ def read_tiers(output_dir: Path) -> StoredTiers:
 def _check_folder_names(stored: StoredTiers, path: Path) -> None:
     """Raise UserError if `tiers.json` names a folder that a search at its tier does not have."""
     for result in stored.tiers:
-        if result.folder != name_tier_folder(result.tier) or "/" in result.folder:
+        is_folder_of_tier = result.folder == name_tier_folder(result.tier)
+        is_elsewhere = "/" in result.folder
+        if not is_folder_of_tier or is_elsewhere:
             problem = f"the folder {result.folder!r} is not that of the tier {result.tier!r}"
             raise UserError("damaged_file", problem, str(path), "search again with another --out")
 
 
 def update_tiers(output_dir: Path, stored: StoredTiers) -> StoredTiers:
-    """Return the tiers of a folder with the results that their searches have by now."""
-    searches = [_read_search(output_dir / result.folder) for result in stored.tiers]
-    results = [
-        result if search is None else _read_result(output_dir, result, search)
-        for result, search in zip(stored.tiers, searches, strict=True)
-    ]
+    """Return the tiers of a folder with the current results of their searches.
+
+    A tier stands for limits on latency. A search finds how many agents the server can serve within
+    these limits, and stores its result in a folder of its own.
+    """
+    searches = []
+    results = []
+    for tier_result in stored.tiers:
+        search = _read_search(output_dir / tier_result.folder)
+        searches.append(search)
+        if search is None:
+            results.append(tier_result)
+        else:
+            results.append(_read_result(output_dir, tier_result, search))
+
     return msgspec.structs.replace(
         stored,
         tiers=tuple(results),
@@ -164,15 +177,22 @@ def _read_result(output_dir: Path, result: TierResult, search: StoredSearch) -> 
 def _find_resume_command(
     output_dir: Path, stored: StoredTiers, searches: Sequence[StoredSearch | None]
 ) -> str:
-    """Return the command that continues the searches, or "" if nothing is left to do."""
+    """Return the command that continues the searches, or "" if nothing is left to do.
+
+    Args:
+        output_dir: The folder of all searches.
+        stored: The content of `tiers.json`, with the command that started the searches.
+        searches: The result of each search, None if a search has not ended.
+    """
     arguments = ["--resume", str(output_dir), *arguments_to_type_again(stored.command)]
     command = f"loadgen search {shlex.join(arguments)}"
-    if None in searches:
+    ended_searches = [search for search in searches if search is not None]
+    if len(ended_searches) < len(searches):
         return command
 
-    commands = (
-        capacity_files.usable_resume_command(search.result, search.trials, command)
-        for search in searches
-        if search is not None
-    )
-    return next(filter(None, commands), "")
+    for search in ended_searches:
+        usable_command = capacity_files.usable_resume_command(search.result, search.trials, command)
+        if usable_command:
+            return usable_command
+
+    return ""

@@ -145,10 +145,17 @@ def count_token_deadlines(
 
 def _list_responses(stages: Sequence[Columns]) -> _Responses:
     """Return the streamed successful responses of all stages, sorted by their slots."""
-    parts = [_list_responses_of_stage(columns) for columns in stages]
-    columns_of_parts = zip(*parts, strict=True) if parts else [[np.zeros(0, np.int64)]] * 5
-    responses = _Responses(*(np.concatenate(columns) for columns in columns_of_parts))
-    return responses.select(np.argsort(responses.slots, kind="stable"))
+    no_responses = _Responses(*[np.zeros(0, np.int64)] * len(_Responses._fields))
+    parts = [no_responses, *(_list_responses_of_stage(columns) for columns in stages)]
+    responses = _Responses(
+        slots=np.concatenate([part.slots for part in parts]),
+        ttft_ns=np.concatenate([part.ttft_ns for part in parts]),
+        gap_counts=np.concatenate([part.gap_counts for part in parts]),
+        first_event_tokens=np.concatenate([part.first_event_tokens for part in parts]),
+        later_tokens=np.concatenate([part.later_tokens for part in parts]),
+    )
+    order_by_slot = np.argsort(responses.slots, kind="stable")
+    return responses.select(order_by_slot)
 
 
 def _list_responses_of_stage(columns: Columns) -> _Responses:
@@ -314,11 +321,12 @@ class _DeadlineCounter:
     ) -> None:
         """Count the token deadlines of the next output event of each of several responses.
 
-        An event has one or more tokens. If its first token is early, the spare time (slack) extends
-        the next deadline. If it is late, it misses one deadline, and one more for each complete
-        TPOT limit that it is late: 25 ms late at 10 ms per token misses 3 deadlines. All further
-        tokens of the event meet their deadlines and leave slack. The rules are those of Etalon
-        (arXiv 2507.09019v1, "fluidity-index Computation").
+        A token deadline is the time by which a token has to arrive, and an event brings one or more
+        tokens at once. If its first token is early, the spare time (slack) extends the next
+        deadline. If it is late, it misses one deadline, and one more for each complete time per
+        token that it is late: 25 ms late at 10 ms per token misses 3 deadlines. All further tokens
+        of the event meet their deadlines and leave slack. The rules are those of Etalon (arXiv
+        2507.09019v1, "fluidity-index Computation").
 
         Args:
             positions: The positions of the responses in `self._responses`, one event each.
@@ -329,7 +337,8 @@ class _DeadlineCounter:
         lateness_ns = waits_ns - deadline_ns - self._slack_ns[positions]
         is_late = lateness_ns > 0
 
-        missed_by_first_token = np.where(is_late, 1 + lateness_ns // self._per_token_ns, 0)
+        further_missed = lateness_ns // self._per_token_ns
+        missed_by_first_token = np.where(is_late, 1 + further_missed, 0)
         slack_of_first_token_ns = np.where(is_late, 0, -lateness_ns)
 
         further_tokens = tokens - 1

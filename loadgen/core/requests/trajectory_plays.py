@@ -110,11 +110,14 @@ class TrajectoryPlays:
         With 8 virtual users, the first 16 sessions may be parts of recorded conversations: 8 fill
         the cache, and 8 continue. From the next session on, all conversations are complete.
         """
-        sessions = range(first, first + count)
         first_complete_session = 2 * self._cache_fills
-        if first < first_complete_session:
+        has_parts = first < first_complete_session
+        if has_parts:
+            sessions = range(first, first + count)
             return np.array([self.play(session).turn_count for session in sessions], np.int64)
 
+        # Each play that fills the cache is sent by two sessions, so later sessions have plays with
+        # smaller numbers.
         play_numbers = np.arange(first, first + count) - self._cache_fills
         trajectories = self._order[play_numbers % len(self._order)]
         counts: NDArray[np.int64] = self.data.turn_counts[trajectories]

@@ -101,8 +101,7 @@ class TrajectoryPrompts:
         """Read and check the data set of recorded conversations.
 
         Args:
-            requests: The section of the workload file that names the data set and says how its
-                conversations are replayed.
+            requests: Names the data set, and says how its conversations are replayed.
             seed: Decides all random draws.
             salt: Decides, with the seed, the text that makes the prompts of a session unique.
             tokenizer: Counts the tokens of messages.
@@ -255,23 +254,29 @@ class TrajectoryPrompts:
     def _response_tokens(self, sent: SentTurn, turn: int, tokens: _RecordedTokens) -> int:
         """Return the expected tokens of the response to an earlier turn of the same session.
 
+        A prompt contains the responses to all earlier turns. These are the recorded responses, or
+        the responses of the server to the turns that were sent in this run.
+
         Args:
             sent: The turn whose prompt contains the response.
             turn: The earlier turn, by its number in the recorded session.
             tokens: The token counts of the recorded session.
         """
-        was_sent_in_run = turn >= sent.play.first_turn
-        is_real = self.history == "server" and was_sent_in_run
-        if not is_real:
+        first_sent_turn = sent.play.first_turn
+        was_sent_in_run = turn >= first_sent_turn
+        uses_response_of_server = self.history == "server" and was_sent_in_run
+        if not uses_response_of_server:
             return tokens.responses[turn]
 
-        earlier_position = turn - sent.play.first_turn
+        # The server is expected to generate as many tokens as the earlier request asks for. A
+        # request may have no limit.
+        earlier_position = turn - first_sent_turn
         earlier_turn = sent._replace(position=earlier_position)
         earlier_request_id = self._layout.slot_of(
             sent.session, earlier_position, sent.play.turn_count
         )
-        length = self._output_length(earlier_turn, earlier_request_id)
-        return length.tokens or DEFAULT_OUTPUT_LIMIT
+        requested_tokens = self._output_length(earlier_turn, earlier_request_id).tokens
+        return requested_tokens or DEFAULT_OUTPUT_LIMIT
 
     def _output_length(self, sent: SentTurn, request_id: int) -> OutputLength:
         """Return how many output tokens a request asks for, from the first source that says it.

@@ -7,7 +7,9 @@ requests. `--check-answers` names their file, and `--check-share` their share of
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+from loadgen.core.errors import Code
 from loadgen.core.workload.diagnostics import DocumentErrors
 from loadgen.core.workload.flags import Overrides
 from loadgen.core.workload.request_classes import Mix, RequestClass, Requests
@@ -22,6 +24,22 @@ LOAD_CLASS = "load"
 """The name of the class of all other requests, if the workload has no classes."""
 
 
+class _OptionProblem(NamedTuple):
+    """Why an option of the command line cannot be applied.
+
+    Attributes:
+        code: The kind of problem.
+        problem: The problem as text.
+        option: The option as it was typed.
+        hint: What the user can do.
+    """
+
+    code: Code
+    problem: str
+    option: str
+    hint: str
+
+
 def add_questions(requests: Requests, overrides: Overrides, errors: DocumentErrors) -> Requests:
     """Return the requests of a workload, with questions from a file mixed in.
 
@@ -32,19 +50,20 @@ def add_questions(requests: Requests, overrides: Overrides, errors: DocumentErro
         overrides: The options of the command line, with the file and the share of the questions.
         errors: Receives an error for an option that cannot be applied.
     """
+    has_share = overrides.check_share is not None
     share = DEFAULT_SHARE if overrides.check_share is None else overrides.check_share
 
     if overrides.check_answers is None:
-        has_unused_share = overrides.check_share is not None
-        if has_unused_share:
+        if has_share:
             problem = "there are no questions whose share it could be"
             hint = "add --check-answers FILE"
             errors.add_option("no_effect", problem, f"--check-share {share * 100:g}%", hint)
         return requests
 
     path = Path(overrides.check_answers)
-    can_be_added = _check_options(requests, path, share, errors)
-    if not can_be_added:
+    problem_of_options = _find_problem(requests, path, share)
+    if problem_of_options is not None:
+        errors.add_option(*problem_of_options)
         return requests
 
     classes = _scale_classes(requests, 1 - share)
@@ -53,36 +72,30 @@ def add_questions(requests: Requests, overrides: Overrides, errors: DocumentErro
     return Mix.model_construct(classes=classes)
 
 
-def _check_options(requests: Requests, path: Path, share: float, errors: DocumentErrors) -> bool:
-    """Return True if the questions of a file can be added to the requests of a workload.
-
-    If the questions cannot be added, the reason is added to `errors`.
-    """
+def _find_problem(requests: Requests, path: Path, share: float) -> _OptionProblem | None:
+    """Return why the questions of a file cannot be added to a workload, or None if they can."""
     option = f"--check-answers {path}"
     if not path.is_file():
         hint = "give a JSONL file with a prompt and an answer in each row"
-        errors.add_option("missing_file", "no such file", option, hint)
-        return False
+        return _OptionProblem("missing_file", "no such file", option, hint)
 
     if not 0 < share < 1:
         option_with_share = f"--check-share {share * 100:g}%"
         problem = f"{option_with_share} is not above 0 % and below 100 %"
-        errors.add_option("out_of_range", problem, option_with_share, "use 5%")
-        return False
+        return _OptionProblem("out_of_range", problem, option_with_share, "use 5%")
 
     is_replay_of_sessions = isinstance(requests, FromTrace) and requests.replay == "sessions"
     if is_replay_of_sessions:
         problem = "questions cannot be added to the sessions of a trace"
-        errors.add_option("unsupported", problem, option, "replay the trace without sessions")
-        return False
+        return _OptionProblem("unsupported", problem, option, "replay the trace without sessions")
 
     has_class_of_same_name = isinstance(requests, Mix) and QUESTION_CLASS in requests.classes
     if has_class_of_same_name:
         problem = f"the workload already has a class {QUESTION_CLASS}"
-        errors.add_option("conflict", problem, option, "rename the class, or leave the option out")
-        return False
+        hint = "rename the class, or leave the option out"
+        return _OptionProblem("conflict", problem, option, hint)
 
-    return True
+    return None
 
 
 def _scale_classes(requests: Requests, share: float) -> dict[str, RequestClass]:

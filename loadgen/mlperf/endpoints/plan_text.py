@@ -97,14 +97,17 @@ def points_table(plan: CurvePlan) -> Table:
 def _point_row(point_plan: PointPlan) -> list[str]:
     """Return the table row of a measurement point. The cost is left out without a price."""
     point = point_plan.point
-    accuracy = format.duration(point_plan.accuracy_s) if point.needs_accuracy else format.NONE
+    accuracy_time = format.NONE
+    if point.needs_accuracy:
+        accuracy_time = format.duration(point_plan.accuracy_s)
+
     cells = [
         point.name,
         describe_region(point),
         format.quantity(point_plan.requests_per_s),
         f"{point_plan.passes:,}",
         format.duration(point_plan.duration_s),
-        accuracy,
+        accuracy_time,
     ]
     if point_plan.cost is not None:
         cells.append(f"{point_plan.cost:,.0f}")
@@ -112,7 +115,7 @@ def _point_row(point_plan: PointPlan) -> list[str]:
 
 
 def _describe_outlook(point_plan: PointPlan) -> str:
-    """Return what is expected of the steady window in a word or two."""
+    """Return whether the run is expected to have a steady window, in a word or two."""
     if point_plan.misses_window:
         return "MISSED"
     return "not needed" if point_plan.point.is_offline_run else "expected"
@@ -123,9 +126,11 @@ def _facts(plan: CurvePlan) -> Facts:
     limit = "no limit"
     if plan.max_point_s is not None:
         limit = f"at most {format.duration(plan.max_point_s)} for each run"
+
     price = ""
     if plan.price_per_hour is not None:
         price = f"{plan.price_per_hour:,.2f} {plan.currency}/h"
+
     return Facts(
         [
             ("Benchmark", f"{plan.benchmark}, {plan.dataset_size:,} samples"),
@@ -169,23 +174,34 @@ def _warnings(plan: CurvePlan) -> Iterator[str]:
 def _describe_missed_window(point_plan: PointPlan, plan: CurvePlan) -> str:
     """Return why the run of a measurement point is too short for a steady window, with advice.
 
+    A steady window is the part of a run in which the load is constant. A pass sends each sample of
+    the data set once.
+
     Args:
         point_plan: The plan of a point whose run does not fit the limit on time.
         plan: The plan of the curve, with the limit.
     """
     assert plan.max_point_s is not None, "only a limit on time makes a run too short"
     limit = format.duration(plan.max_point_s)
+    problem = f"No steady window at {point_plan.point.name}: {point_plan.outlook} in {limit}"
 
-    # Hours are rounded up to a tenth.
-    needed_hours = math.ceil(10 * point_plan.needed_s / SECONDS_PER_HOUR) / 10
-    advice = f"Use --max-point-time {needed_hours:g}h"
-    lowest = plan.lowest_concurrency_in_limit
-    if lowest is not None and lowest > plan.curve.c_min:
-        advice += f", or --c-min {lowest}, the lowest concurrency with a window in this time"
-    return (
-        f"No steady window at {point_plan.point.name}: {point_plan.outlook} in {limit}. It needs "
-        f"{point_plan.needed_passes} passes, {format.duration(point_plan.needed_s)}. {advice}."
-    )
+    needed_time = format.duration(point_plan.needed_s)
+    need = f"It needs {point_plan.needed_passes} passes, {needed_time}"
+
+    advice = f"Use --max-point-time {_round_up_hours(point_plan.needed_s):g}h"
+    lowest_concurrency = plan.lowest_concurrency_in_limit
+    if lowest_concurrency is not None and lowest_concurrency > plan.curve.c_min:
+        advice += (
+            f", or --c-min {lowest_concurrency}, the lowest concurrency with a window in this time"
+        )
+
+    return f"{problem}. {need}. {advice}."
+
+
+def _round_up_hours(seconds: float) -> float:
+    """Return a time in hours, rounded up to a tenth of an hour: 2.3 for 8,000 seconds."""
+    tenths_of_hours = 10 * seconds / SECONDS_PER_HOUR
+    return math.ceil(tenths_of_hours) / 10
 
 
 def _region_label(name: str) -> str:

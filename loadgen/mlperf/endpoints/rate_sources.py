@@ -77,24 +77,40 @@ def _measure_rate(
 ) -> ConcurrencyRate:
     """Measure the mean response time at the concurrency of one point, by a short run.
 
-    Each of the `point.concurrency` slots sends some requests one after the other. The first and the
-    last round of requests are left out, because they run with an unusual load.
+    The concurrency is the number of requests in flight. A round has as many requests. The first and
+    the last round are left out of the mean, because the load begins and ends in them.
+
+    Args:
+        point: The measurement point, with the concurrency.
+        data: The samples of the data set.
+        seed_set: The random seeds of the samples.
+        settings: The server and how requests are sent.
+        folder: The folder for the results of the run.
 
     Raises:
         UserError: No request completed.
     """
-    least_requests = MIN_TRIAL_REQUESTS if settings.virtual else MIN_REAL_TRIAL_REQUESTS
-    rounds = OFFLINE_TRIAL_ROUNDS if point.is_offline_run else TRIAL_ROUNDS
-    request_count = max(rounds * point.concurrency, least_requests)
+    requests_per_round = point.concurrency
+    request_count = _choose_trial_size(point, is_simulated_server=settings.virtual)
 
-    workload = build_workload(point, data, seed_set, request_count, folder.parent)
+    folder_of_requests = folder.parent  # the file with the requests is no result of the run
+    workload = build_workload(point, data, seed_set, request_count, folder_of_requests)
     _, run_dir = run.execute(workload, replace(settings, out=folder))
 
-    requests_per_round = point.concurrency
     response_s = _mean_response_s(run_dir, left_out=requests_per_round)
     if response_s is None:
         raise UserError("no_figure", "no request of the trial completed", settings.display_name)
     return ConcurrencyRate(point.concurrency, response_s)
+
+
+def _choose_trial_size(point: CurvePoint, *, is_simulated_server: bool) -> int:
+    """Return how many requests the short run at a measurement point sends.
+
+    A simulated server takes no real time, so its run has more requests than that on a real server.
+    """
+    least_requests = MIN_TRIAL_REQUESTS if is_simulated_server else MIN_REAL_TRIAL_REQUESTS
+    rounds = OFFLINE_TRIAL_ROUNDS if point.is_offline_run else TRIAL_ROUNDS
+    return max(rounds * point.concurrency, least_requests)
 
 
 def read_rates(folder: Path) -> list[ConcurrencyRate]:
@@ -120,15 +136,20 @@ def read_rates(folder: Path) -> list[ConcurrencyRate]:
 
 
 def _rate_of_run(run_dir: Path) -> Iterator[ConcurrencyRate]:
-    """Yield the mean response time of a run, or nothing if the run has no fixed concurrency."""
-    manifest = store.read_run_lazily(run_dir).manifest
-    for stage in manifest.stages:
-        if not stage.measured or stage.concurrency is None:
-            continue
-        response_s = _mean_response_s(run_dir, left_out=0)
-        if response_s is not None:
-            yield ConcurrencyRate(stage.concurrency, response_s)
+    """Yield the mean response time of a run, or nothing if the run has no fixed concurrency.
+
+    The concurrency is that of the first measured stage of the load that has one.
+    """
+    stages = store.read_run_lazily(run_dir).manifest.stages
+    concurrencies = [
+        stage.concurrency for stage in stages if stage.measured and stage.concurrency is not None
+    ]
+    if not concurrencies:
         return
+
+    response_s = _mean_response_s(run_dir, left_out=0)
+    if response_s is not None:
+        yield ConcurrencyRate(concurrencies[0], response_s)
 
 
 def _mean_response_s(run_dir: Path, *, left_out: int) -> float | None:
@@ -140,11 +161,13 @@ def _mean_response_s(run_dir: Path, *, left_out: int) -> float | None:
             at its end. A run that is too short for that is used completely.
     """
     rows = store.read_run(run_dir).rows
-    indexes = np.argsort(rows["due_ns"], kind="stable")
-    if len(indexes) > 2 * left_out:
+    indexes = np.argsort(rows["due_ns"], kind="stable")  # in the order of their scheduled times
+    is_long_enough = len(indexes) > 2 * left_out
+    if is_long_enough:
         indexes = indexes[left_out : len(indexes) - left_out]
 
-    is_completed = (rows["status"] == STATUS["ok"]) & (rows["end_ns"] >= 0)
+    has_end_time = rows["end_ns"] >= 0
+    is_completed = (rows["status"] == STATUS["ok"]) & has_end_time
     completed_indexes = indexes[is_completed[indexes]]
     if len(completed_indexes) == 0:
         return None
