@@ -62,8 +62,9 @@ def plan_blocks(invocation: Invocation) -> BlockPlan:
     --repeat is the number of groups of four blocks, or "auto" to repeat until a precision is
     reached. --duration is the time of all blocks together.
 
-    Raises UserError or CombinedError for values out of range, and for options that contradict each
-    other.
+    Raises:
+        UserError: A value is out of range, or two options contradict each other.
+        CombinedError: Several values are wrong.
     """
     _refuse_two_lengths(invocation)
     repetition = invocation.repetition(
@@ -101,7 +102,8 @@ def describe_short_blocks(max_groups: int, block_s: float | None) -> str:
 
 def format_needed_duration(block_s: float, max_groups: int) -> str:
     """Return the option --duration that makes blocks at least this long, such as "-d 200s"."""
-    return f"-d {math.ceil(block_s) * max_groups * BLOCKS_PER_GROUP}s"
+    block_count = max_groups * BLOCKS_PER_GROUP
+    return f"-d {math.ceil(block_s) * block_count}s"
 
 
 def _refuse_two_lengths(invocation: Invocation) -> None:
@@ -117,30 +119,43 @@ def _refuse_two_lengths(invocation: Invocation) -> None:
 
 
 def _choose_group_count(total_s: float) -> int:
-    """Return how many groups with blocks of DEFAULT_BLOCK_S fit into a time, within limits.
+    """Return into how many groups of blocks a time is divided.
 
-    A short time has shorter blocks. From SHORT_BLOCK_S on, it has fewer groups instead.
+    Blocks of DEFAULT_BLOCK_S are usual. If less than FEWEST_DEFAULT_GROUPS groups of these fit into
+    the time, the blocks are shorter. They are not shorter than SHORT_BLOCK_S, so that a very short
+    time has fewer groups, but at least MIN_GROUPS.
     """
-    groups = round(total_s / (BLOCKS_PER_GROUP * DEFAULT_BLOCK_S))
-    if groups < FEWEST_DEFAULT_GROUPS:
-        groups_of_short_blocks = int(total_s / (BLOCKS_PER_GROUP * SHORT_BLOCK_S))
-        return min(max(groups_of_short_blocks, MIN_GROUPS), FEWEST_DEFAULT_GROUPS)
-    return min(groups, MOST_DEFAULT_GROUPS)
+    usual_group_s = BLOCKS_PER_GROUP * DEFAULT_BLOCK_S
+    usual_groups = round(total_s / usual_group_s)
+    if usual_groups >= FEWEST_DEFAULT_GROUPS:
+        return min(usual_groups, MOST_DEFAULT_GROUPS)
+
+    short_group_s = BLOCKS_PER_GROUP * SHORT_BLOCK_S
+    short_groups = int(total_s / short_group_s)
+    return min(max(short_groups, MIN_GROUPS), FEWEST_DEFAULT_GROUPS)
 
 
 def _parse_total_s(duration: str | None) -> float | None:
-    """Return the time of all blocks in seconds, or None without --duration. Raises UserError."""
+    """Return the time of all blocks in seconds, or None without --duration.
+
+    Raises:
+        UserError: The option is no time.
+    """
     if duration is None:
         return None
+
     total_ns = parse_option("--duration", duration, partial(units.duration_ns, default_unit="s"))
     return (total_ns or 0) / units.NS_PER_S
 
 
 def _check_group_count(repetition: Repetition) -> None:
-    """Raise UserError if --repeat allows fewer groups than a comparison needs.
+    """Check that --repeat allows as many groups as a comparison needs.
 
-    Fewer than MIN_GROUPS groups have no interval. `--repeat auto` computes the number of groups
-    from the variation of the first FIRST_STAGE_GROUPS.
+    Fewer than MIN_GROUPS groups have no confidence interval. `--repeat auto` computes the number of
+    groups from the variation of the first FIRST_STAGE_GROUPS groups.
+
+    Raises:
+        UserError: The number of groups is too small.
     """
     is_auto = repetition.count is None
     needed_groups = FIRST_STAGE_GROUPS if is_auto else MIN_GROUPS

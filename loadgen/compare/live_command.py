@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from loadgen.runs.run_display import RunDisplay
 
 
+OPTIONS_WITH_FIELD = frozenset({"duration", "seed"})
+"""The options of a load that a plan has in separate fields."""
+
+
 class LiveOptions(NamedTuple):
     """The options of `compare` that a live comparison has, too.
 
@@ -125,17 +129,18 @@ def compare_live(
 
     output_dir = _choose_output_dir(planned)
     invocation.move_existing_results(output_dir if invocation["out"] else None)
+
     plan = _with_stored_seed(planned.plan, output_dir, invocation)
     outcome = _run_blocks(planned._replace(plan=plan), output_dir, invocation, display)
+
+    how_to_continue = f"Repeat the command with --out {output_dir} to continue."
     if outcome.stored is None:
-        print_status(
-            f"Nothing was compared. Repeat the command with --out {output_dir} to continue."
-        )
+        print_status(f"Nothing was compared. {how_to_continue}")
         return INTERRUPTED
 
     _print_comparison(outcome.stored, output_dir, options)
     if outcome.is_interrupted:
-        print_status(f"Stopped. Repeat the command with --out {output_dir} to continue.")
+        print_status(f"Stopped. {how_to_continue}")
         return INTERRUPTED
 
     return comparison_exit_code(outcome.stored.comparison, outcome.stored.conditions)
@@ -155,10 +160,13 @@ def _print_dry_run(planned: _PlannedLive, invocation: Invocation) -> int:
 
 
 def _refuse_missing_url(invocation: Invocation, targets: tuple[str, str]) -> None:
-    """Raise UserError if fewer than two URLs follow --live.
+    """Check that the two words after --live are URLs.
 
-    The parser takes the next words for them, such as another option or the workload. With
-    --targets, the words are names of servers, which have no colon.
+    If the user types fewer URLs, the parser takes the next words for them, such as another option
+    or the workload. With --targets, the words are names of servers, which have no colon.
+
+    Raises:
+        UserError: A word is neither a URL nor a name of a server.
     """
     has_names = invocation["targets"] is not None
     for word in targets:
@@ -178,7 +186,11 @@ def _run_blocks(
 ) -> LiveOutcome:
     """Run the blocks that a directory does not have yet, and compare all of them.
 
-    Raises TargetError or CombinedError if a target does not respond.
+    A block is a short run of the load on one of the two targets.
+
+    Raises:
+        TargetError: A target does not respond.
+        CombinedError: Neither target responds.
     """
     from loadgen.core.execution.folder_names import locked_folder
 
@@ -305,14 +317,13 @@ def _create_plan(
 def _list_plan_options(invocation: Invocation, settings: Settings) -> dict[str, str]:
     """Return the options that change the load or its requests, as text by name.
 
-    The plan has the duration and the seed in fields of their own.
+    The duration and the seed are left out, because the plan has fields for them.
     """
-    load_options = {
-        name: str(value)
-        for name, value in select_load_options(invocation.options).items()
-        if name not in ("duration", "seed")
+    load_options = select_load_options(invocation.options)
+    text_by_name = {
+        name: str(value) for name, value in load_options.items() if name not in OPTIONS_WITH_FIELD
     }
-    return load_options | request_options(settings)
+    return text_by_name | request_options(settings)
 
 
 def _settings_by_side(invocation: Invocation, targets: tuple[str, str]) -> dict[SideName, Settings]:
@@ -320,7 +331,8 @@ def _settings_by_side(invocation: Invocation, targets: tuple[str, str]) -> dict[
 
     The targets are URLs. With --targets FILE, they are names of endpoints in that file.
 
-    Raises LoadgenError if a target cannot be used or is not known.
+    Raises:
+        LoadgenError: A target cannot be used or is not known.
     """
     if invocation["targets"] is not None:
         return _settings_of_endpoints(invocation, targets)
@@ -340,17 +352,20 @@ def _settings_of_endpoints(
 
     settings = invocation.settings()
     option = f"--live {' '.join(names)}"
-    settings_by_side: dict[SideName, Settings] = {}
-    for side, name in zip((FIRST_SIDE, OTHER_SIDE), names, strict=True):
-        endpoint = select_endpoint(settings.endpoints, name, option)
-        settings_by_side[side] = replace(settings, targets=(endpoint,), url=endpoint.url)
-    return settings_by_side
+    name_a, name_b = names
+    endpoint_a = select_endpoint(settings.endpoints, name_a, option)
+    endpoint_b = select_endpoint(settings.endpoints, name_b, option)
+    return {
+        FIRST_SIDE: replace(settings, targets=(endpoint_a,), url=endpoint_a.url),
+        OTHER_SIDE: replace(settings, targets=(endpoint_b,), url=endpoint_b.url),
+    }
 
 
 def _choose_workload(workload_names: Sequence[Path]) -> str | None:
-    """Return the only workload, or None without one: --trace or --dataset may replace it.
+    """Return the name of the workload, or None if --trace or --dataset is used instead.
 
-    Raises UserError for several workloads.
+    Raises:
+        UserError: There are several workloads.
     """
     if len(workload_names) > 1:
         raise UserError(
@@ -371,13 +386,16 @@ def _choose_output_dir(planned: _PlannedLive) -> Path:
 def _with_stored_seed(plan: LivePlan, output_dir: Path, invocation: Invocation) -> LivePlan:
     """Return the plan with the seed of an earlier command in the directory, if there was one.
 
-    Raises UserError if --seed specifies another one.
+    Raises:
+        UserError: The option --seed specifies another seed.
     """
-    if not (output_dir / PLAN_FILE).is_file():
+    is_resumed = (output_dir / PLAN_FILE).is_file()
+    if not is_resumed:
         return plan
 
     stored_seed = read_plan(output_dir).seed
-    if invocation["seed"] is not None and plan.seed != stored_seed:
+    is_seed_requested = invocation["seed"] is not None
+    if is_seed_requested and plan.seed != stored_seed:
         raise UserError(
             "mismatch",
             f"the live comparison in the directory has the seed {stored_seed}",
@@ -388,7 +406,7 @@ def _with_stored_seed(plan: LivePlan, output_dir: Path, invocation: Invocation) 
 
 
 def _print_comparison(stored: StoredComparison, output_dir: Path, options: LiveOptions) -> None:
-    """Print a comparison, and write the files that the user named."""
+    """Print a comparison, and write the files of --html and --junit."""
     report = build_live_report(stored)
     print_result(
         stored,

@@ -48,20 +48,23 @@ def list_row(output_dir: Path) -> ListRow:
     plan = live_result.read_plan(output_dir)
     blocks = stored_summaries(output_dir, live_result.list_block_dirs(output_dir))
     has_simulated_target = any(target.startswith("sim:") for target in plan.targets)
+    has_simulated_block = any(block.summary.target.simulated for block in blocks)
+    start_times = [block.summary.run.started for block in blocks]
     return ListRow(
         outcome=_describe_outcome(output_dir, plan, len(blocks)),
         description=plan.workload,
         target=" vs. ".join(plan.targets),
-        simulated=has_simulated_target or any(run.summary.target.simulated for run in blocks),
-        started=min((run.summary.run.started for run in blocks), default=""),
+        simulated=has_simulated_target or has_simulated_block,
+        started=min(start_times, default=""),
     )
 
 
 def _describe_outcome(output_dir: Path, plan: LivePlan, block_count: int) -> str:
-    """Return the differences that were found, or how many blocks are done without a comparison."""
+    """Return the differences between the sides, or "3 of 40 blocks" without a comparison yet."""
     path = output_dir / COMPARISON_FILE
     if not path.is_file():
         return f"{block_count} of {format.counted(plan.max_blocks, 'block')}"
+
     stored = decode_json(path.read_bytes(), StoredComparison, str(path), "a live comparison")
     return describe_live_result(stored).removeprefix("SIMULATED: ").rstrip(".")
 
@@ -69,7 +72,10 @@ def _describe_outcome(output_dir: Path, plan: LivePlan, block_count: int) -> str
 def compare_side(output_dir: Path) -> NoReturn:
     """Refuse a live comparison as a side of another one, because it has two sides already.
 
-    Raises UserError always. Other kinds of results return a side here.
+    Other kinds of results have a function of this name that returns a side.
+
+    Raises:
+        UserError: Always.
     """
     block_dirs = live_result.list_block_dirs(output_dir)
     example = f", like {block_dirs[0]}" if block_dirs else ""

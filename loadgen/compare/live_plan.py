@@ -102,7 +102,16 @@ class LivePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_same_comparison(stored: LivePlan, requested: LivePlan, where: str) -> None:
-    """Raise UserError if a directory has another live comparison than the requested one."""
+    """Check that a directory has the live comparison that is requested.
+
+    Args:
+        stored: The plan of the comparison in the directory.
+        requested: The plan of the requested comparison.
+        where: The directory, for the error message.
+
+    Raises:
+        UserError: The plans differ.
+    """
     changed_labels: list[str] = []
     for field_name, label in IDENTITY_FIELDS.items():
         is_changed = getattr(stored, field_name) != getattr(requested, field_name)
@@ -124,9 +133,11 @@ def describe_plan(plan: LivePlan) -> str:
     """Return the blocks of a plan, for example "40 blocks of 30 s in 10 groups (ABBA, BAAB)"."""
     blocks = format.counted(plan.max_blocks, "block")
     length = "" if plan.block_s is None else f" of {format.duration(plan.block_s)}"
-    orders = ", ".join(group.order for group in plan.groups[:2])
     groups = format.counted(plan.max_groups, "group")
+    orders = ", ".join(group.order for group in plan.groups[:2])  # all others repeat these
     text = f"{blocks}{length} in {groups} ({orders})"
     if plan.half_width is None:
         return text
-    return f"at most {text}, until the metrics are known to ±{plan.half_width * 100:g} %"
+
+    precision_percent = plan.half_width * 100
+    return f"at most {text}, until the metrics are known to ±{precision_percent:g} %"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -75,20 +76,29 @@ class StoredAgentSearch(
 def tier_objectives(tier: str) -> tuple[str, str]:
     """Return the terms of --slo that a tier stands for.
 
-    The tier "20:10s" requires that the 25th percentile of the output speed is at least 20 tokens
-    per second. The speed of a request is 1 / TPOT, so the 75th percentile of TPOT is at most 50 ms.
-    It also requires that the 95th percentile of TTFT is at most 10 s. Raises UserError.
+    The tier "20:10s" has two limits:
+
+    - The 25th percentile of the output speed is at least 20 tokens per second. The speed of a
+      request is 1 / TPOT, so the 75th percentile of TPOT is at most 50 ms.
+    - The 95th percentile of TTFT is at most 10 s.
+
+    Raises:
+        UserError: The text is not a tier.
     """
+    option = f"--tier {tier}"
     match = TIER.fullmatch(tier.strip())
     if match is None or float(match["speed"]) == 0:
-        raise UserError("invalid_value", f"{tier!r} is not a tier", f"--tier {tier}", TIER_HINT)
-    try:
-        units.duration_ns(match["ttft"])
-    except units.InvalidValueError as error:
-        raise UserError(error.code, f"{tier!r} {error}", f"--tier {tier}", TIER_HINT) from None
+        raise UserError("invalid_value", f"{tier!r} is not a tier", option, TIER_HINT)
 
-    longest_tpot_ms = MS_PER_S / float(match["speed"])
-    return (f"ttft:{match['ttft']}:p95", f"tpot:{longest_tpot_ms:.6f}ms:p75")
+    longest_ttft = match["ttft"]
+    try:
+        units.duration_ns(longest_ttft)
+    except units.InvalidValueError as error:
+        raise UserError(error.code, f"{tier!r} {error}", option, TIER_HINT) from None
+
+    least_tokens_per_s = float(match["speed"])
+    longest_tpot_ms = MS_PER_S / least_tokens_per_s
+    return (f"ttft:{longest_ttft}:p95", f"tpot:{longest_tpot_ms:.6f}ms:p75")
 
 
 def counts_sessions(plan: ExperimentPlan) -> bool:
@@ -133,21 +143,34 @@ def _measured_kw(summary: Summary) -> float | None:
 
 
 def _to_mw(power_kw: float | None) -> float | None:
+    """Return a power in megawatts, or None if it is not known."""
     return None if power_kw is None else power_kw / KW_PER_MW
 
 
 def _divide(sessions: float | None, divisor: float | None) -> float | None:
-    """Return sessions divided by something, or None if either is not known or the divisor is 0."""
-    return sessions / divisor if sessions is not None and divisor else None
+    """Return a number of sessions divided by a number of accelerators or by a power.
+
+    Return None if one of the numbers is not known, or if the divisor is 0.
+    """
+    if sessions is None or divisor is None or divisor == 0:
+        return None
+    return sessions / divisor
 
 
 def find_agent_capacity(search: StoredSearch, runs: Sequence[NamedSummary]) -> AgentCapacity:
-    """Return the agent capacity of a search, from its result and the summaries of its trials."""
+    """Return the sessions per accelerator and per megawatt that a search has found.
+
+    Args:
+        search: The result of the search.
+        runs: The summaries of its trials, with their names.
+    """
     sessions, _ = capacity_and_state(search.result, search.trials)
     best_trial = find_best_trial(search.trials)
-    summaries = dict(runs)
-    summary = None if best_trial is None else summaries.get(best_trial.run_name)
-    return compute_agent_capacity(sessions, summary)
+    if best_trial is None:
+        return compute_agent_capacity(sessions, None)
+
+    summary_by_name = dict(runs)
+    return compute_agent_capacity(sessions, summary_by_name.get(best_trial.run_name))
 
 
 def with_agents(search: StoredSearch, runs: Sequence[NamedSummary]) -> StoredAgentSearch:
@@ -166,38 +189,57 @@ def add_agents_to_result(
 
 
 def brief_rows(agents: AgentCapacity) -> list[tuple[str, str]]:
-    """Return the rows about agents in the short result of a search, as labels and texts."""
-    parts = [
+    """Return the row about agents in the short result of a search, as a label and a text.
+
+    Return no row if no quotient is known.
+    """
+    value_by_unit = {
+        "per accelerator": agents.sessions_per_accelerator,
+        "per provisioned MW": agents.sessions_per_provisioned_mw,
+        "per measured MW": agents.sessions_per_measured_mw,
+    }
+    texts = [
         f"{format.quantity(value)} {unit}"
-        for value, unit in (
-            (agents.sessions_per_accelerator, "per accelerator"),
-            (agents.sessions_per_provisioned_mw, "per provisioned MW"),
-            (agents.sessions_per_measured_mw, "per measured MW"),
-        )
+        for unit, value in value_by_unit.items()
         if value is not None
     ]
-    return [("Sessions", ", ".join(parts))] if parts else []
+    return [("Sessions", ", ".join(texts))] if texts else []
+
+
+class _Quotient(NamedTuple):
+    """A number of sessions divided by a property of the system. None if it is not known."""
+
+    label: str
+    value: float | None
+    divisor: float | None
+    unit_of_divisor: str
 
 
 def agents_section(agents: AgentCapacity) -> Section:
     """Return the section with the sessions per accelerator and per megawatt."""
-    rows = [
-        ("sessions per accelerator", agents.sessions_per_accelerator, agents.accelerators, ""),
-        (
+    quotients = [
+        _Quotient(
+            "sessions per accelerator", agents.sessions_per_accelerator, agents.accelerators, ""
+        ),
+        _Quotient(
             "sessions per provisioned MW",
             agents.sessions_per_provisioned_mw,
             agents.provisioned_kw,
             " kW",
         ),
-        ("sessions per measured MW", agents.sessions_per_measured_mw, agents.measured_kw, " kW"),
+        _Quotient(
+            "sessions per measured MW", agents.sessions_per_measured_mw, agents.measured_kw, " kW"
+        ),
     ]
-    table_rows = [
-        (label, format.quantity(value), f"{divisor:,.4g}{unit}")
-        for label, value, divisor, unit in rows
-        if value is not None and divisor is not None
-    ]
+    rows = []
+    for quotient in quotients:
+        if quotient.value is None or quotient.divisor is None:
+            continue
+        divisor = f"{quotient.divisor:,.4g}{quotient.unit_of_divisor}"
+        rows.append((quotient.label, format.quantity(quotient.value), divisor))
+
     return section(
         "Sessions per accelerator and per megawatt",
-        Table(("metric", "value", "of"), table_rows),
+        Table(("metric", "value", "of"), rows),
         id="agents",
     )

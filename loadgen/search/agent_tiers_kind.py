@@ -13,9 +13,9 @@ from loadgen.search.agent_tiers import StoredTiers
 
 
 def code(stored: StoredTiers, _strict: bool) -> int:
-    """Return the exit code when the folder is read: the worst one of its searches.
+    """Return the exit code when the folder is read: the highest one of its searches.
 
-    A search that has not ended, or was interrupted, showed nothing, so no SLO was missed.
+    A search that has not ended or was interrupted has shown nothing, so its exit code is UNSOUND.
     """
     codes = {UNSOUND if result.code is None else result.code for result in stored.tiers}
     return UNSOUND if INTERRUPTED in codes else max(codes)

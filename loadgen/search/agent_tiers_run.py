@@ -62,8 +62,18 @@ class TierSearches:
     def run(self, *, as_json: bool, full: bool) -> int:
         """Run the searches, print their results and return the exit code.
 
-        A search that was finished earlier is not run again. If the user or the target ends one of
-        them, the results so far are printed all the same.
+        A search that was finished earlier is not run again. If the user interrupts a search, or if
+        the target fails, the results so far are printed all the same.
+
+        Args:
+            as_json: Whether JSON is printed.
+            full: Whether every section is printed.
+
+        Raises:
+            UserError: An option is wrong, or the folder has other results.
+            CombinedError: Several options are wrong.
+            KeyboardInterrupt: The user interrupted the searches before the first result.
+            TargetError: The target failed before the first result.
         """
         output_dir = self.choose_output_dir()
         planned = [self._plan_tier(tier, output_dir) for tier in self.tiers]
@@ -116,7 +126,8 @@ class TierSearches:
     def _check_folder(self, output_dir: Path) -> None:
         """Check that the folder has no other results, after moving them away with --force.
 
-        Raises UserError if it has.
+        Raises:
+            UserError: The folder has other results.
         """
         if self.resume_dir is None:
             self.invocation.move_existing_results(output_dir)
@@ -157,8 +168,8 @@ class TierSearches:
         The searches after one that the user interrupts are not begun.
         """
         highest_code = 0
-        for number, (tier, search) in enumerate(zip(self.tiers, planned, strict=True), 1):
-            print_status(f"Tier {tier} ({number} of {len(self.tiers)})")
+        for index, search in enumerate(planned):
+            print_status(f"Tier {self.tiers[index]} ({index + 1} of {len(self.tiers)})")
             code = run_planned_search(search, self.invocation, "none", full=False)
             highest_code = max(highest_code, code)
             if code == INTERRUPTED:
@@ -174,7 +185,7 @@ def _check_over_sessions(options: SearchOptions) -> None:
 
 
 def _report_stop(error: KeyboardInterrupt | TargetError) -> int:
-    """Print what ended a search before its first result, and return the exit code."""
+    """Print the error that ended the searches, and return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     print_status(str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from loadgen.core import format
@@ -79,28 +79,32 @@ def create_report(stored: StoredTiers) -> Report:
 
 
 def build_tier_table(stored: StoredTiers) -> Table:
-    """Return the table of the tiers. A quotient that no tier has gets no column."""
-    columns = [
-        column
-        for column in COLUMNS
-        if any(_read_value(column, result) is not None for result in stored.tiers)
-    ]
-    rows = [
-        (
-            result.tier,
-            describe_sessions(result),
-            *(_format_value(_read_value(column, result)) for column in columns),
-        )
-        for result in stored.tiers
-    ]
-    return Table(("tier", "sessions", *(column.name for column in columns)), rows)
+    """Return the table of the tiers, with a column for each quotient that some tier has.
+
+    A quotient is, for example, the number of sessions per accelerator.
+    """
+    columns = [column for column in COLUMNS if _has_value(column, stored.tiers)]
+    rows = []
+    for result in stored.tiers:
+        quotients = [_format_value(_read_value(column, result)) for column in columns]
+        rows.append((result.tier, describe_sessions(result), *quotients))
+
+    names = [column.name for column in columns]
+    return Table(("tier", "sessions", *names), rows)
+
+
+def _has_value(column: QuotientColumn, results: Sequence[TierResult]) -> bool:
+    """Return whether any tier has a value in a column."""
+    return any(_read_value(column, result) is not None for result in results)
 
 
 def _read_value(column: QuotientColumn, result: TierResult) -> float | None:
+    """Return the value of a tier in a column, or None if it is not known."""
     return None if result.agents is None else column.read_value(result.agents)
 
 
 def _format_value(value: float | None) -> str:
+    """Return the text of a value, or "-" if it is not known."""
     return UNKNOWN if value is None else format.quantity(value)
 
 
