@@ -10,7 +10,6 @@ changes within a group in another way is left, and the interval is that of Stude
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -116,7 +115,10 @@ def _create_group(group_index: int, sides: Sequence[SideName]) -> BlockGroup:
 
 
 def seed_of_pair(seed: int, pair: int) -> int:
-    """Return the seed of both blocks of a pair, which is that of no other pair."""
+    """Return the random seed of both blocks of a pair. Other pairs have other seeds.
+
+    Both blocks send the same requests, one block to A and the other one to B.
+    """
     return seeds.run_seed(seed, "live pair", pair)
 
 
@@ -165,7 +167,8 @@ class AlternatingBlocks:
         if not is_fraction:
             return EstimateOrReason(estimate)
 
-        # Blocks without a failure do not show that failures never happen.
+        # Blocks without a failure do not show that failures never happen. The error of a difference
+        # is the square root of the sum of both squared errors.
         least_error = math.hypot(_fraction_error(first, metric), _fraction_error(other, metric))
         error = max(estimate.error, least_error)
         return EstimateOrReason(ScaledEstimate(estimate.value, error, estimate.degrees_of_freedom))
@@ -190,8 +193,8 @@ class AlternatingBlocks:
         """Return the difference of each group: mean of its B blocks minus mean of its A blocks.
 
         The values are logarithms: if B takes 110 ms and A takes 100 ms, the difference is log(1.1).
-        A fraction, such as an error rate, has no logarithm taken. Return None if a block has no
-        value, or a value without a logarithm.
+        Fractions, such as error rates, are subtracted without a logarithm. Return None if a block
+        has no value, or a value without a logarithm.
         """
         value_by_block = _scaled_values((first, other), metric)
         if value_by_block is None:
@@ -201,7 +204,9 @@ class AlternatingBlocks:
         for group in self._groups:
             first_values = [value_by_block[name] for name in group.names_of(FIRST_SIDE)]
             other_values = [value_by_block[name] for name in group.names_of(OTHER_SIDE)]
-            differences.append(float(np.mean(other_values)) - float(np.mean(first_values)))
+            first_mean = float(np.mean(first_values))
+            other_mean = float(np.mean(other_values))
+            differences.append(other_mean - first_mean)
 
         return np.array(differences)
 
@@ -324,7 +329,7 @@ def _scaled_values(sides: Iterable[Side], metric: Metric) -> dict[str, float] | 
     if a block has no value, or a value without a logarithm.
     """
     is_fraction = metric.path in SHARE_PATHS
-    runs = itertools.chain.from_iterable(side.runs for side in sides)
+    runs = [run for side in sides for run in side.runs]
     value_by_block: dict[str, float] = {}
     for run in runs:
         value = metric_value(run.summary, metric.path)
@@ -346,6 +351,8 @@ def _fraction_error(side: Side, metric: Metric) -> float:
     For example, 0 failures of 100 requests do not show that the error rate is exactly 0.
     """
     fractions = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
-    request_count = sum(run.summary.requests.scheduled for run in side.runs)
     mean_fraction = float(np.mean(fractions))
-    return agresti_coull_error(mean_fraction * request_count, request_count)
+
+    request_count = sum(run.summary.requests.scheduled for run in side.runs)
+    failure_count = mean_fraction * request_count
+    return agresti_coull_error(failure_count, request_count)

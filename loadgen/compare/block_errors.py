@@ -105,10 +105,11 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
         metric: The metric: a percentile or the mean of a latency of successful requests.
         value: The value of the metric in the summary, whose logarithm is returned.
     """
-    latencies = _concatenate_samples(runs, metric)
     reason = describe_missing_samples(runs, metric)
     if reason:
         return EstimateOrReason(None, reason)
+
+    latencies = _concatenate_samples(runs, metric)
     if len(latencies) < MIN_SAMPLES:
         return EstimateOrReason(None, f"only {len(latencies):,} samples")
 
@@ -133,10 +134,10 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
 def estimate_token_rate(
     windows: Sequence[Span], runs: Sequence[Columns], value: float
 ) -> EstimateOrReason:
-    """Return the rate of output tokens in the steady state, with a standard error.
+    """Return the logarithm of the rate of output tokens in the steady state, with its error.
 
     The steady state is the time in which the load is constant. It is cut into equal intervals, and
-    the error follows from how much the rates in these intervals differ.
+    the standard error follows from how much the rates in these intervals differ.
 
     Args:
         windows: The steady-state window of each run.
@@ -144,8 +145,8 @@ def estimate_token_rate(
         value: The rate in the summary, in tokens per second.
     """
     rates_per_s: list[float] = []
-    for window, run in zip(windows, runs, strict=True):
-        intervals_of_window = divide_steady_state(window)
+    for run_index, run in enumerate(runs):
+        intervals_of_window = divide_steady_state(windows[run_index])
         if not intervals_of_window:
             return EstimateOrReason(None, "no steady-state window")
         rates_per_s += [_compute_token_rate(run, interval) for interval in intervals_of_window]
@@ -339,7 +340,8 @@ def block_bootstrap(
         resamples: The number of resamples.
     """
     count = len(values)
-    if count < 2 * blocks:
+    has_two_values_per_block = count >= 2 * blocks
+    if not has_two_values_per_block:
         value = statistic(values) if count else math.nan
         return Interval(value, -math.inf, math.inf, level, 0, "block bootstrap")
 

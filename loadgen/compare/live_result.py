@@ -101,7 +101,11 @@ class StoredComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(output_dir: Path) -> LivePlan:
-    """Return the plan in a directory. Raises UserError if there is none or it is damaged."""
+    """Return the plan of the live comparison in a directory.
+
+    Raises:
+        UserError: The directory has no live comparison, or the file is damaged.
+    """
     path = output_dir / PLAN_FILE
     if not path.is_file():
         raise UserError(
@@ -129,8 +133,10 @@ def is_group_complete(output_dir: Path, group: BlockGroup) -> bool:
 
 def is_block_complete(block_dir: Path) -> bool:
     """Return whether a block has come to its end, so that it was neither killed nor interrupted."""
-    if not (block_dir / run_folder.SUMMARY).is_file():
+    has_summary = (block_dir / run_folder.SUMMARY).is_file()
+    if not has_summary:
         return False
+
     return run_folder.read_summary(block_dir).run.state != "interrupted"
 
 
@@ -143,7 +149,11 @@ class BlockReader:
         self._run_by_name: dict[str, ComparedRun] = {}
 
     def read(self, block: LiveBlock) -> ComparedRun:
-        """Return the run of a block that is complete. Raises UserError if it is damaged."""
+        """Return the run of a complete block.
+
+        Raises:
+            UserError: A file of the run is damaged.
+        """
         if block.name not in self._run_by_name:
             self._run_by_name[block.name] = load_compared_run(self._output_dir / block.name)
         return self._run_by_name[block.name]
@@ -170,9 +180,10 @@ def read_comparison(output_dir: Path, reader: BlockReader | None = None) -> Stor
         )
 
     block_reader = BlockReader(output_dir) if reader is None else reader
-    run_by_name = {
-        block.name: block_reader.read(block) for group in complete_groups for block in group.blocks
-    }
+    run_by_name = {}
+    for group in complete_groups:
+        for block in group.blocks:
+            run_by_name[block.name] = block_reader.read(block)
     return compare_groups(plan, complete_groups, run_by_name)
 
 
@@ -189,8 +200,10 @@ def compare_groups(
         groups: The complete groups.
         run_by_name: The run of each block, by the name of the block.
     """
-    counted_groups = _select_valid_groups(groups, run_by_name) or list(groups)
+    valid_groups = _select_valid_groups(groups, run_by_name)
+    counted_groups = valid_groups or list(groups)
     excluded_count = len(groups) - len(counted_groups)
+
     first = _build_side(FIRST_SIDE, counted_groups, run_by_name)
     other = _build_side(OTHER_SIDE, counted_groups, run_by_name)
 
@@ -206,15 +219,19 @@ def compare_groups(
     notes = (*_list_exclusion_notes(excluded_count), *comparison.notes)
     comparison = msgspec.structs.replace(comparison, scope=SCOPE, notes=notes)
 
+    outcomes = check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
+
+    # The comparison ends at the requested precision, or after the last planned group.
     needed_groups = _count_needed_groups(plan, counted_groups, first, other)
     is_precise = needed_groups is not None and len(counted_groups) >= needed_groups
-    outcomes = check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
+    is_last_group_done = len(groups) >= plan.max_groups
+
     return StoredComparison(
         plan=plan,
         complete_groups=len(groups),
         excluded_groups=excluded_count,
         needed_groups=needed_groups,
-        is_complete=is_precise or len(groups) >= plan.max_groups,
+        is_complete=is_precise or is_last_group_done,
         comparison=comparison,
         conditions=tuple(outcomes),
         group_changes=tuple(_list_group_changes(estimator, first, other)),
@@ -243,17 +260,18 @@ def _list_exclusion_notes(excluded_count: int) -> list[str]:
 
 
 def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
-    """Return a warning if blocks are shorter than MIN_RESPONSES_PER_BLOCK responses, or "".
+    """Return a warning if a block has not enough time for MIN_RESPONSES_PER_BLOCK responses, or "".
 
     Such a block mostly measures how its load starts. The time of a response is the median over all
-    blocks. It is not known before the comparison.
+    blocks.
     """
     if plan.block_s is None:
         return ""
 
     block_length = format.duration(plan.block_s)
     summaries = [run.summary for side in sides for run in side.runs]
-    if not any(summary.requests.scheduled for summary in summaries):
+    has_requests = any(summary.requests.scheduled for summary in summaries)
+    if not has_requests:
         return f"Blocks of {block_length} are too short to measure any request. Use a longer -d."
 
     responses_ms = [summary.e2e_ms.p50 for summary in summaries if summary.e2e_ms.p50 is not None]
@@ -261,6 +279,7 @@ def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
     needed_s = MIN_RESPONSES_PER_BLOCK * response_s
     if plan.block_s >= needed_s:
         return ""
+
     return (
         f"Blocks of {block_length} are shorter than {MIN_RESPONSES_PER_BLOCK} responses of "
         f"{format.duration(response_s)} each, so they mostly show how a load starts. "
@@ -279,9 +298,11 @@ def _list_group_changes(
         metric = find_metric(path)
         if metric is None:
             continue
+
         log_ratios = estimator.compute_group_differences(first, other, metric)
         if log_ratios is None:
             continue
+
         changes = np.expm1(log_ratios)  # exp(x) - 1: a logarithm of 1.1 becomes a change of 0.1
         yield GroupChanges(metric=path, name=metric.name, changes=tuple(changes.tolist()))
 
@@ -289,9 +310,11 @@ def _list_group_changes(
 def _build_side(
     name: SideName, groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
 ) -> Side:
-    """Return one side: its blocks of some groups."""
-    runs = tuple(run_by_name[block_name] for group in groups for block_name in group.names_of(name))
-    return Side(name=name, runs=runs)
+    """Return the side A or B, with the runs of its blocks in all groups."""
+    runs = []
+    for group in groups:
+        runs += [run_by_name[block_name] for block_name in group.names_of(name)]
+    return Side(name=name, runs=tuple(runs))
 
 
 def _count_needed_groups(
@@ -302,7 +325,9 @@ def _count_needed_groups(
     The number follows from the variation of the first FIRST_STAGE_GROUPS groups. Return None if
     fewer groups are complete, or if no precision was requested.
     """
-    if not plan.is_two_stage or len(groups) < FIRST_STAGE_GROUPS:
+    is_precision_requested = plan.is_two_stage
+    has_first_stage = len(groups) >= FIRST_STAGE_GROUPS
+    if not is_precision_requested or not has_first_stage:
         return None
 
     first_stage = AlternatingBlocks(groups[:FIRST_STAGE_GROUPS])
@@ -333,7 +358,12 @@ def _estimate_precision_metrics(
 def write_comparison(output_dir: Path, reader: BlockReader) -> StoredComparison:
     """Write `comparison.json` from the blocks in a directory, and return its content.
 
-    The arguments and errors are those of `read_comparison`.
+    Args:
+        output_dir: The directory of the live comparison.
+        reader: Has read some of the blocks already.
+
+    Raises:
+        UserError: No group is complete yet, or a file is damaged.
     """
     stored = read_comparison(output_dir, reader)
     store.replace(output_dir / COMPARISON_FILE, format.document(stored))

@@ -90,8 +90,13 @@ class LiveOutcome(NamedTuple):
 def run_live(live: LiveRun) -> LiveOutcome:
     """Run the groups that are not in the directory yet, and write the files of the comparison.
 
-    Raises TargetError if a target does not respond before the first block, or if it is lost later.
-    In the second case, the files are written before.
+    A group is four short runs, two on each target. If a target stops responding after the first
+    block, the files are written before the error is raised.
+
+    Raises:
+        LoadgenError: A target does not respond.
+        CombinedError: Neither target responds.
+        UserError: The directory has other results.
     """
     _check_directory(live.output_dir, live.plan)
     reader = BlockReader(live.output_dir)
@@ -101,14 +106,14 @@ def run_live(live: LiveRun) -> LiveOutcome:
 
     _begin_comparison(live.output_dir, live.plan)
     print_plan(live.plan)
+
     done_count = live.plan.max_groups - len(remaining_groups)
     if done_count:
         total = format.counted(live.plan.max_groups, "group")
         print_status(f"Resuming {live.output_dir}: {done_count} of {total} need not be run")
 
-    live.display.begin_steps(
-        len(remaining_groups) * BLOCKS_PER_GROUP, at_most=live.plan.is_two_stage
-    )
+    remaining_blocks = len(remaining_groups) * BLOCKS_PER_GROUP
+    live.display.begin_steps(remaining_blocks, at_most=live.plan.is_two_stage)
     try:
         is_interrupted = not _run_groups(live, remaining_groups, reader)
     except TargetError:
@@ -127,12 +132,14 @@ def print_plan(plan: LivePlan) -> None:
 
 
 def probe_targets(live: LiveRun) -> None:
-    """Send a few requests to both targets, so that one that is down is found before any block.
+    """Send a few requests to both targets, to notice before the first block if one is down.
 
-    The blocks use what is found out here and do not probe again. Servers that loadgen simulates or
-    starts itself are not probed.
+    The results are stored in a cache, so that the blocks do not send these requests again. Servers
+    that loadgen simulates or starts itself are left out.
 
-    Raises LoadgenError for one target that cannot be used, or CombinedError for both.
+    Raises:
+        LoadgenError: One target cannot be used.
+        CombinedError: Both targets cannot be used.
     """
     from loadgen.core.execution import backend, events, step_targets
     from loadgen.core.execution.probing import probe_all
@@ -153,7 +160,11 @@ def probe_targets(live: LiveRun) -> None:
 
 
 def _check_directory(output_dir: Path, plan: LivePlan) -> None:
-    """Raise UserError if a directory has runs of another command or of another comparison."""
+    """Check that a directory has no runs of another command or of another comparison.
+
+    Raises:
+        UserError: The directory has such runs.
+    """
     if (output_dir / PLAN_FILE).is_file():
         check_same_comparison(read_plan(output_dir), plan, str(output_dir))
         return
@@ -193,19 +204,19 @@ def list_remaining_groups(
 
 
 def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) -> bool:
-    """Run groups until there are enough. Return False if the user interrupted one.
+    """Run groups of blocks until there are enough. Return False if the user interrupted one.
 
     After each group the comparison so far is stored, for the case that the process is killed.
     """
     for group in groups:
-        # A part of a group from before an interruption met another state of the host.
+        # Blocks from before an interruption are not used. The host may have been slower or faster.
         for block in group.blocks:
             move_to_unfinished(live.output_dir / block.name)
 
         for block in group.blocks:
-            is_first = block == groups[0].blocks[0]
-            has_paused = is_first or _pause(live)
-            if not has_paused or not _run_block(live, block):
+            is_first_block = block == groups[0].blocks[0]
+            is_interrupted = not is_first_block and not _pause(live)
+            if is_interrupted or not _run_block(live, block):
                 return False
 
         stored = write_comparison(live.output_dir, reader)
@@ -236,10 +247,12 @@ def _pause(live: LiveRun) -> bool:
     Blocks in virtual time do not affect each other, so they need no pause.
     """
     is_virtual = any(settings.virtual for settings in live.settings.values())
-    if is_virtual or not live.plan.pause_ns:
+    pause_s = live.plan.pause_ns / NS_PER_S
+    if is_virtual or pause_s == 0:
         return True
+
     try:
-        time.sleep(live.plan.pause_ns / NS_PER_S)
+        time.sleep(pause_s)
     except KeyboardInterrupt:
         return False
     return True
@@ -251,7 +264,8 @@ def _write_files(output_dir: Path, reader: BlockReader) -> StoredComparison | No
     Return None if no group is complete.
     """
     plan = read_plan(output_dir)
-    if not any(is_group_complete(output_dir, group) for group in plan.groups):
+    has_complete_group = any(is_group_complete(output_dir, group) for group in plan.groups)
+    if not has_complete_group:
         return None
 
     stored = write_comparison(output_dir, reader)

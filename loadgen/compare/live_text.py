@@ -37,14 +37,13 @@ from loadgen.runs import sweep_charts
 
 def build_live_report(stored: StoredComparison) -> Report:
     """Return the report of a comparison, with a section on the blocks of both sides."""
-    base = build_report(stored.comparison, stored.conditions)
     plan = stored.plan
     target_a, target_b = plan.targets
     setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
-    progress = Paragraph(describe_progress(stored), "" if stored.is_complete else "warn")
 
+    progress_style = "" if stored.is_complete else "warn"
+    progress = Paragraph(describe_progress(stored), progress_style)
     short_blocks = Paragraph(stored.short_blocks, "warn")
-
     blocks = section(
         "Blocks",
         named_facts(A=target_a, B=target_b, Plan=describe_plan(plan), Seed=f"{plan.seed}"),
@@ -53,6 +52,8 @@ def build_live_report(stored: StoredComparison) -> Report:
         Charts([_build_group_chart(changes) for changes in stored.group_changes]),
         Links("The run of each block", list(_list_links(stored))),
     )
+
+    base = build_report(stored.comparison, stored.conditions)
     return msgspec.structs.replace(
         base,
         title=f"{plan.workload} · B vs. A, in alternating blocks",
@@ -84,9 +85,9 @@ def _list_invalid_notices(comparison: Comparison) -> Iterator[Notice]:
 
 
 def describe_progress(stored: StoredComparison) -> str:
-    """Return how many groups of blocks are compared, and how many are missing.
+    """Return how many groups of blocks are compared, and how many more are planned or needed.
 
-    Groups may be missing from the plan, or from the requested precision.
+    More groups may be needed for a precision that the user requested.
     """
     plan = stored.plan
     text = _describe_compared_groups(stored)
@@ -115,9 +116,11 @@ def _describe_compared_groups(stored: StoredComparison) -> str:
     """Return the numbers of blocks and groups, such as "Compared: 40 blocks in 10 groups"."""
     compared_groups = stored.complete_groups - stored.excluded_groups
     blocks = format.counted(compared_groups * BLOCKS_PER_GROUP, "block")
-    text = f"Compared: {blocks} in {format.counted(compared_groups, 'group')}"
-    if not stored.excluded_groups:
+    groups = format.counted(compared_groups, "group")
+    text = f"Compared: {blocks} in {groups}"
+    if stored.excluded_groups == 0:
         return text
+
     excluded = format.counted(stored.excluded_groups, "group")
     return f"{text} ({excluded} with an INVALID block left out)"
 
