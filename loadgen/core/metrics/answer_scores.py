@@ -132,8 +132,14 @@ class MeasuredAnswer(NamedTuple):
 
 
 def score_part(answers: Sequence[ScoredAnswer], name: str = "") -> ScorePart:
-    """Return the share of right responses with its 95 % interval."""
-    return score_counts(len(answers), sum(answer.is_correct for answer in answers), name)
+    """Return the share of right responses with its 95 % interval.
+
+    Args:
+        answers: The checked responses.
+        name: The kind of check, or "" if the responses are of all kinds.
+    """
+    correct_count = sum(answer.is_correct for answer in answers)
+    return score_counts(len(answers), correct_count, name)
 
 
 def score_counts(checked: int, correct: int, name: str = "") -> ScorePart:
@@ -223,10 +229,7 @@ def measure_answers(
     in_flight_counts = count_in_flight(
         rows["sent_ns"], rows["done_ns"], np.array(send_times_ns, np.int64)
     )
-    return [
-        MeasuredAnswer(answer, int(in_flight_count))
-        for answer, in_flight_count in zip(measured_answers, in_flight_counts, strict=True)
-    ]
+    return list(map(MeasuredAnswer, measured_answers, in_flight_counts.tolist()))
 
 
 def _find_send_times(rows: NDArray[np.void], is_selected: NDArray[np.bool_]) -> dict[int, int]:
@@ -332,6 +335,8 @@ def _strata_by_question(
     answers: Sequence[MeasuredAnswer], is_suspect: NDArray[np.bool_]
 ) -> Iterator[Stratum]:
     """Yield the numbers of responses and of wrong responses to each question.
+
+    A stratum has the responses to one question, which are as difficult as each other.
 
     Args:
         answers: The checked responses.

@@ -137,8 +137,9 @@ class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
 def measure_fluidity(inputs: FluidityInputs) -> Fluidity | None:
     """Return the fluidity index of a run: the fraction of its token deadlines that were met.
 
-    Return None if the SLO sets no deadlines. If there is no index for any other reason, return None
-    too, unless the SLO has an objective for the index: then the result states the reason.
+    A token deadline is the time by which an output token has to arrive. Return None if the SLO sets
+    no deadlines. If the index cannot be computed, the result states the reason if the SLO has an
+    objective for the index, and is None otherwise.
     """
     deadlines = inputs.slo.find_token_deadlines()
     if deadlines is None:

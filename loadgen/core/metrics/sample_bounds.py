@@ -64,8 +64,9 @@ class ValueBounds:
         return Range(float(self._lower[index_in_order]), float(self._upper[index_in_order]))
 
     def bound_quantile(self, probability: float) -> Range:
-        """Return the bounds of a quantile."""
-        return self.bound_nth(quantile_index(len(self), probability))
+        """Return the bounds of a quantile, such as the p99 for the probability 0.99."""
+        index_in_order = quantile_index(len(self), probability)
+        return self.bound_nth(index_in_order)
 
     def count_over(self, limit_ns: int) -> Range:
         """Return the fewest and the most values that may be over a limit."""

@@ -62,11 +62,14 @@ class QuestionPrompts(FilePrompts):
         self.known_answers = read_known_answers(self.rows)
 
     def row_of(self, request_id: int) -> int:
-        """Return the index of the row that a request sends."""
-        index = request_id % len(self.rows)
-        if self._row_order is not None:
-            index = int(self._row_order[index])
-        return index
+        """Return the index of the row that a request sends.
+
+        The rows are used in the order of the file or in a random order, and then from the first.
+        """
+        position = request_id % len(self.rows)
+        if self._row_order is None:
+            return position
+        return int(self._row_order[position])
 
     def __getitem__(self, request_id: int) -> Request:
         """Build a request from its row, with greedy sampling unless the row samples otherwise."""
@@ -92,7 +95,10 @@ class QuestionPrompts(FilePrompts):
         self,
         request_count: int,  # noqa: ARG002 - part of the protocol
     ) -> list[str]:
-        """Return nothing. The fields that are not sent are the known answers and their checks."""
+        """Return no warnings. The base class warns of fields that are not sent to the server.
+
+        Here these fields are the known answers, which the server must not see.
+        """
         return []
 
 
@@ -150,7 +156,10 @@ def _check_schemas(known: KnownAnswer) -> None:
 
 def list_known_answers(prompts: Prompts) -> list[KnownAnswer]:
     """Return the known answers of all questions of a workload. Empty if it has no questions."""
-    return [known for questions in _iterate_questions(prompts) for known in questions.known_answers]
+    known_answers: list[KnownAnswer] = []
+    for questions in _iterate_questions(prompts):
+        known_answers += questions.known_answers
+    return known_answers
 
 
 def _iterate_questions(prompts: Prompts) -> Iterator[QuestionPrompts]:

@@ -141,7 +141,12 @@ class TaskLengths:
         )
 
     def result_tokens(self, task_index: int, turn: int) -> int:
-        """Return the tokens of the tool result that a request sends."""
+        """Return the tokens of the tool result that a request sends.
+
+        Args:
+            task_index: The number of the task.
+            turn: The position of the request in the task.
+        """
         tool = self._graphs[task_index][turn].tool_of_result
         sample_length = self._result_samplers[tool]
         return sample_length(self._key, "tool", self._graphs.draw_index(task_index, turn))

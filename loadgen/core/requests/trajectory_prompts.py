@@ -134,7 +134,8 @@ class TrajectoryPrompts:
         # Longer recorded pauses are cut to this length.
         self._idle_cap_ns = requests.idle_cap_ns
 
-        # The lengths of prompts and responses. Token counts of recent conversations are cached.
+        # The lengths of prompts and responses. The token counts of recent conversations are cached
+        # for each instance: a decorator would share one cache.
         self._tokenizer = tokenizer
         self._count_tokens = functools.lru_cache(TRAJECTORIES_COUNTED)(self._recorded_tokens)
         self._lengths_key = derive_key(seed)

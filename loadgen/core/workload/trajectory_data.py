@@ -102,7 +102,9 @@ class _TrajectoryStore:
 
         self.turn_counts.append(len(trajectory.turns))
         # A session begins with its first turn, so the pause before that turn is never made.
-        self.pauses_ns.extend(turn.delay_ns for turn in trajectory.turns[1:] if turn.delay_ns)
+        later_turns = trajectory.turns[1:]
+        self.pauses_ns.extend(turn.delay_ns for turn in later_turns if turn.delay_ns > 0)
+
         for turn in trajectory.turns:
             if turn.response is not None:
                 self.has_responses = True
@@ -133,7 +135,7 @@ class _DataSetReader:
     def add_row(self, row: Mapping[str, Any], where: str) -> None:
         """Add a row, which is a complete session or one message of a session.
 
-        The mistakes of a row are collected, so that the user sees the mistakes of all rows at once.
+        Mistakes are collected, so that the user sees the mistakes of all rows at once.
 
         Args:
             row: The row.
@@ -166,12 +168,15 @@ class _DataSetReader:
         self._end_session()
         if self._errors:
             raise CombinedError([*self._errors, *self._errors_of_further_rows()])
-        if not self.store.turn_counts:
+
+        session_count = len(self.store.turn_counts)
+        if session_count == 0:
             hint = f"write rows like {EXAMPLE_ROW}"
             raise UserError("empty_file", "the file has no sessions", str(self._path), hint)
 
-        if not self._empty_conversations:
+        if self._empty_conversations == 0:
             return []
+
         conversations = format.counted(self._empty_conversations, "conversation")
         return [f"{self._path.name}: left out {conversations} without a user message"]
 
@@ -213,10 +218,13 @@ class _DataSetReader:
         self._session = None
 
     def _add_error(self, error: BadRowError, where: str) -> None:
-        """Collect the mistake of a row. Raises CombinedError if there are too many of them.
+        """Collect the mistake of a row.
 
         A mistake that is the same in many rows is only collected for the first ROWS_PER_MISTAKE of
         them. The further rows are counted.
+
+        Raises:
+            CombinedError: There are too many mistakes.
         """
         problem = str(error)
         self._rows_by_mistake[problem] += 1
@@ -229,15 +237,14 @@ class _DataSetReader:
 
     def _errors_of_further_rows(self) -> list[UserError]:
         """Return an error for each mistake of which some rows were only counted."""
-        return [
-            UserError(
-                "more_faults",
-                f"{problem}, also in {format.counted(rows - ROWS_PER_MISTAKE, 'more row')}",
-                str(self._path),
-            )
-            for problem, rows in self._rows_by_mistake.items()
-            if rows > ROWS_PER_MISTAKE
-        ]
+        errors = []
+        for problem, row_count in self._rows_by_mistake.items():
+            further_count = row_count - ROWS_PER_MISTAKE
+            if further_count > 0:
+                further_rows = format.counted(further_count, "more row")
+                text = f"{problem}, also in {further_rows}"
+                errors.append(UserError("more_faults", text, str(self._path)))
+        return errors
 
 
 def read_trajectories(path: str | Path) -> TrajectoryData:
@@ -296,12 +303,16 @@ def has_session_rows(path: str | Path) -> bool:
     try:
         files, _ = data_files.resolve_data_set(Path(path))
         first_row = next(_iterate_rows(files[0]), None)
-        if first_row is not None and not has_one_message_per_row(first_row):
-            parse_session_row(first_row)
-    except BadRowError:
-        return False
     except (LoadgenError, OSError):
         return True
+
+    if first_row is None or has_one_message_per_row(first_row):
+        return True
+
+    try:
+        parse_session_row(first_row)
+    except BadRowError:
+        return False
     return True
 
 

@@ -7,7 +7,6 @@ src/inference_endpoint/dataset_manager/agentic_inference_dataset.py, read on 202
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,6 +33,8 @@ METADATA_TYPE = "dataset_metadata"
 """The `_type` of a row of MLPerf Endpoints that describes the data set and is no message."""
 MESSAGE_FIELDS = ("content", "name", "tool_calls", "reasoning_content")
 """The fields of a row that are also fields of a message."""
+FIELDS_OF_SPEAKER_AND_TEXT = frozenset({"from", "value", "role"})
+"""The fields of a message that are replaced when the message is converted to the OpenAI form."""
 ROLES_AFTER = {
     "": ("user",),
     "user": ("assistant",),
@@ -139,10 +140,15 @@ def _read_messages(row: Mapping[str, Any]) -> list[Message]:
 
 
 def _read_user_texts(texts: list[Any]) -> list[Message]:
-    """Return the messages of a list of user texts. Raises BadRowError for an item of no text."""
+    """Return a message of the user for each text of a list.
+
+    Raises:
+        BadRowError: An item of the list is no text, or is empty.
+    """
     messages = []
     for index, text in enumerate(texts):
-        if not isinstance(text, str) or not text:
+        is_valid = isinstance(text, str) and text != ""
+        if not is_valid:
             path = f"{TURNS_FIELD}[{index}]"
             raise BadRowError("wrong_type", f"{path} is {shortened(text)}", "a text", path)
         messages.append({"role": "user", "content": text})
@@ -174,6 +180,7 @@ def _read_message(item: object, path: str) -> Message:
         hint = 'like {"role": "user", "content": "Hello"}'
         raise BadRowError("wrong_type", f"{path} is {shortened(item)}", hint, path)
 
+    # The role. ShareGPT has other names for the speakers.
     speaker = item.get("from", item.get("role"))
     role = speaker if speaker == "tool" else ROLE_OF_SPEAKER.get(str(speaker))
     if role is None:
@@ -181,13 +188,15 @@ def _read_message(item: object, path: str) -> Message:
         problem = f"{path} is from the unknown speaker {shortened(speaker)}"
         raise BadRowError("unknown_name", problem, hint, path)
 
+    # The content. A message that calls tools needs none.
     content = item.get("value", item.get("content"))
-    calls_tools = content is None and "tool_calls" in item
-    if not isinstance(content, str | list) and not calls_tools:
+    has_content = isinstance(content, str | list)
+    calls_tools_only = content is None and "tool_calls" in item
+    if not has_content and not calls_tools_only:
         raise BadRowError("wrong_type", f"{path} says {shortened(content)}", "a text", path)
 
     other_fields = {
-        field: value for field, value in item.items() if field not in ("from", "value", "role")
+        field: value for field, value in item.items() if field not in FIELDS_OF_SPEAKER_AND_TEXT
     }
     return {**other_fields, "role": role, "content": content}
 
@@ -259,17 +268,21 @@ class SessionBuilder:
         """
         role = row.get("role")
         self._check_order(row, role)
-        if not self._system_prompt and isinstance(row.get("system"), str):
-            self._system_prompt = row["system"]
 
-        if role == "assistant":
+        # The first system prompt of any row is that of the session.
+        system_prompt = row.get("system")
+        if not self._system_prompt and isinstance(system_prompt, str):
+            self._system_prompt = system_prompt
+
+        is_response = role == "assistant"
+        if is_response:
             self._add_response(_read_response(row))
         else:
             self._add_turn(row, str(role))
 
         self._rows += 1
         self._last_role = str(role)
-        self._last_row_calls_tools = bool(row.get("tool_calls")) and role == "assistant"
+        self._last_row_calls_tools = is_response and bool(row.get("tool_calls"))
 
     def build(self) -> Trajectory:
         """Return the session that consists of the rows added so far.
@@ -287,10 +300,13 @@ class SessionBuilder:
         return Trajectory(turns=[first_turn, *later_turns], name=self.name, extra=self._extra or {})
 
     def _check_order(self, row: Mapping[str, Any], role: object) -> None:
-        """Raise BadRowError if a row has not the next number, or a role that may not come next.
+        """Check that a row has the next number, and a role that may come next.
 
         For example, the response of the assistant has to follow a message of the user, and tool
         results have to follow a response that calls tools.
+
+        Raises:
+            BadRowError: The number or the role is wrong.
         """
         turn_number = row.get("turn")
         expected_number = self._rows + 1
@@ -332,35 +348,50 @@ class SessionBuilder:
 
 
 def read_session_name(row: Mapping[str, Any]) -> str:
-    """Return the id of the session of a row. Raises BadRowError if it is empty."""
+    """Return the id of the session that a row belongs to.
+
+    Raises:
+        BadRowError: The id is empty, or neither a text nor an integer.
+    """
     name = row.get(CONVERSATION_ID)
-    if not isinstance(name, str | int) or name == "":
+    is_valid = isinstance(name, str | int) and name != ""
+    if not is_valid:
         problem = f"{CONVERSATION_ID} is {shortened(name)}"
         raise BadRowError("wrong_type", problem, "a text that is not empty", CONVERSATION_ID)
     return str(name)
 
 
 def _read_question(row: Mapping[str, Any]) -> Message:
-    """Return the message of the user in a row. Raises BadRowError if it has no content."""
+    """Return the message of the user in a row.
+
+    Raises:
+        BadRowError: The message has no content, or content that is neither a text nor a list.
+    """
     content = row.get("content")
-    if not isinstance(content, str | list) or not content:
+    has_content = isinstance(content, str | list) and len(content) > 0
+    if not has_content:
         problem = f"content is {shortened(content)}"
         raise BadRowError("wrong_type", problem, "a text, or a list of parts", "content")
     return _message_of_row(row)
 
 
 def _read_response(row: Mapping[str, Any]) -> Message:
-    """Return the response of the assistant in a row. Raises BadRowError if it says nothing."""
+    """Return the response of the assistant in a row.
+
+    Raises:
+        BadRowError: The response has neither content nor tool calls.
+    """
     calls = row.get("tool_calls")
     has_calls = isinstance(calls, list) and bool(calls)
-    if not row.get("content") and not has_calls:
+    has_content = bool(row.get("content"))
+    if not has_content and not has_calls:
         problem = "a response needs content or tool_calls"
         raise BadRowError("missing_value", problem, "leave out rows without a response", "content")
     return {"content": None, **_message_of_row(row)}
 
 
 def _message_of_row(row: Mapping[str, Any]) -> Message:
-    """Return the fields of a row that its message has."""
+    """Return a message with the fields of a row that are fields of a message, such as `content`."""
     message: Message = {"role": row["role"]}
     for field in MESSAGE_FIELDS:
         if row.get(field) is not None:
@@ -394,7 +425,11 @@ def _read_tool_results(row: Mapping[str, Any]) -> list[Message]:
 
 
 def _read_delay_ns(row: Mapping[str, Any]) -> int:
-    """Return the recorded pause before a turn, 0 if there is none. Raises BadRowError."""
+    """Return the recorded pause before a turn, 0 if there is none.
+
+    Raises:
+        BadRowError: The pause is no number, negative or too long.
+    """
     delay_s = row.get("delay_seconds")
     if delay_s is None:
         return 0
@@ -402,7 +437,8 @@ def _read_delay_ns(row: Mapping[str, Any]) -> int:
     # `bool` is a subclass of `int`.
     is_number = isinstance(delay_s, int | float) and not isinstance(delay_s, bool)
     longest_s = LONGEST_NS / NS_PER_S
-    if not is_number or math.isnan(delay_s) or not 0 <= delay_s <= longest_s:
+    is_valid = is_number and 0 <= delay_s <= longest_s  # NaN is in no range
+    if not is_valid:
         problem = f"delay_seconds is {shortened(delay_s)}"
         raise BadRowError("wrong_type", problem, "a number of seconds from 0 on", "delay_seconds")
     delay_ns: int = round(delay_s * NS_PER_S)
@@ -433,7 +469,8 @@ def _read_length(row: Mapping[str, Any]) -> _OutputLength:
             continue
 
         is_whole_number = isinstance(value, int | float) and value == int(value)
-        if not is_whole_number or not 1 <= value <= MOST_TOKENS:
+        is_valid = is_whole_number and 1 <= value <= MOST_TOKENS
+        if not is_valid:
             hint = f"an integer from 1 to {MOST_TOKENS:,}"
             raise BadRowError("wrong_type", f"{field} is {shortened(value)}", hint, field)
         return _OutputLength(int(value), is_exact=field in EXACT_LENGTH_FIELDS)

@@ -9,7 +9,7 @@ from loadgen.core import format
 from loadgen.mlperf.endpoints import accuracy_runs, rules
 from loadgen.mlperf.endpoints.plan import SECONDS_PER_HOUR, CurvePlan, PointPlan
 from loadgen.mlperf.endpoints.points import CurvePoint
-from loadgen.mlperf.endpoints.regions import MARGIN_LABEL, REGION_LABELS, RegionName, Regions
+from loadgen.mlperf.endpoints.regions import MARGIN_LABEL, REGION_LABELS, Regions
 from loadgen.mlperf.text import disclosure_notice
 from loadgen.render.section import (
     Bullets,
@@ -205,5 +205,6 @@ def _round_up_hours(seconds: float) -> float:
 
 
 def _region_label(name: str) -> str:
-    labels: dict[RegionName, str] = REGION_LABELS
-    return next(label for region_name, label in labels.items() if region_name == name)
+    """Return the label of a region of concurrencies, by its name."""
+    label_by_name: dict[str, str] = {**REGION_LABELS}
+    return label_by_name[name]

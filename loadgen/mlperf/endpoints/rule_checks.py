@@ -105,10 +105,12 @@ def _section_order(check: RuleCheck) -> tuple[bool, list[int]]:
 
 
 def _outcome(is_met: bool, otherwise: Outcome = "missed") -> Outcome:
+    """Return "met" if a rule is met, or else the other outcome."""
     return "met" if is_met else otherwise
 
 
 def _names(points: Sequence[PointResult]) -> str:
+    """Return the names of measurement points, separated by commas."""
     return ", ".join(point.point.name for point in points)
 
 
@@ -221,6 +223,7 @@ def _check_model(result: CurveResult) -> RuleCheck:
 
 
 def _letters_and_digits(text: str) -> str:
+    """Return the letters and digits of a text in lower case: "llama318b" for "Llama-3.1-8B"."""
     return "".join(character for character in text.lower() if character.isalnum())
 
 

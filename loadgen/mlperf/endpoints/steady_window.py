@@ -357,12 +357,12 @@ def _count_ramp_up(tpot_p50: NDArray[np.float64]) -> int:
     steady_level = float(np.median(second_half))
     is_near_level = np.abs(known - steady_level) <= RAMP_UP_BAND * steady_level
 
-    longest = max(MIN_RAMP_UP_SUPER_PASSES, int(len(known) * MAX_RAMP_UP_SHARE))
+    longest_ramp_up = max(MIN_RAMP_UP_SUPER_PASSES, int(len(known) * MAX_RAMP_UP_SHARE))
     if not is_near_level.any():
-        return longest
+        return longest_ramp_up
 
-    first_near = int(np.argmax(is_near_level))
-    return max(MIN_RAMP_UP_SUPER_PASSES, min(first_near, longest))
+    first_near_level = int(np.argmax(is_near_level))  # the index of the first True
+    return max(MIN_RAMP_UP_SUPER_PASSES, min(first_near_level, longest_ramp_up))
 
 
 # -- step 2: the plateaus --------------------------------------------------------------------------
@@ -476,7 +476,8 @@ def _duration_need(
 
     # With a coefficient of variation v, the mean of n super-passes is precise to z * v / sqrt(n).
     variation = _variation(series["tpot_p50"][start:end])
-    precise_super_passes = math.ceil((NORMAL_QUANTILE_95 * variation / PRECISION) ** 2)
+    root_of_count = NORMAL_QUANTILE_95 * variation / PRECISION
+    precise_super_passes = math.ceil(root_of_count**2)
     needed_super_passes = max(MIN_SUPER_PASSES, precise_super_passes)
 
     # The median time of a super-pass.
@@ -513,8 +514,8 @@ def _choose_plateau(
         plateaus: The steady ranges, in the order of time.
         needs: How long each of them has to last.
     """
-    for index, (plateau, need) in enumerate(zip(plateaus, needs, strict=True)):
-        if plateau.duration_s >= need.needed_s:
+    for index, plateau in enumerate(plateaus):
+        if plateau.duration_s >= needs[index].needed_s:
             return _PlateauChoice(index, is_long_enough=True)
 
     durations_s = [plateau.duration_s for plateau in plateaus]
@@ -533,11 +534,16 @@ def _variations_in_window(
 
 
 def _variation(values: NDArray[np.float64]) -> float:
-    """Return the standard deviation divided by the mean, without NaN. 0 for fewer than two."""
+    """Return the coefficient of variation: the standard deviation divided by the mean.
+
+    Values that are NaN are ignored. Return 0 for fewer than two other values.
+    """
     known = values[~np.isnan(values)]
-    if len(known) < 2 or known.mean() == 0:
+    if len(known) < 2:
         return 0.0
-    return float(known.std() / known.mean())
+
+    mean = known.mean()
+    return 0.0 if mean == 0 else float(known.std() / mean)
 
 
 # -- step 4: the rest of the run -------------------------------------------------------------------
@@ -609,12 +615,14 @@ def _find_level_shift(
     if not later_plateaus:
         return None
 
+    # Whether there is a step in the series of mean times.
     samples_after_ramp_up = passes.tpot_ns[ramp_up:]
     means = [float(samples.mean()) if len(samples) else 0.0 for samples in samples_after_ramp_up]
     step = find_change_point(np.array(means))
     if not step.is_significant:
         return None
 
+    # Whether a later steady range is at another level.
     step_super_pass = ramp_up + step.index
     window_level = _mean_tpot(passes, window)
     for plateau in later_plateaus:
