@@ -132,7 +132,7 @@ def create_recorded_response(
 
 
 def write_known_answers(folder: Path, known_answers: Sequence[KnownAnswer]) -> None:
-    """Write what is known about the right responses. Nothing is written if there is nothing."""
+    """Write the known answers of a run's questions to a file, if there are any."""
     if known_answers:
         files.replace(folder / KNOWN_ANSWERS, encode_json_lines(known_answers))
 
@@ -148,7 +148,9 @@ def has_checked_answers(folder: Path) -> bool:
 
     A run that was bundled without texts has only the outcomes of the checks.
     """
-    return any((folder / name).is_file() for name in (KNOWN_ANSWERS, SCORED_ANSWERS))
+    has_known_answers = (folder / KNOWN_ANSWERS).is_file()
+    has_outcomes = (folder / SCORED_ANSWERS).is_file()
+    return has_known_answers or has_outcomes
 
 
 def read_scored_answers(folder: Path) -> list[ScoredAnswer]:

@@ -99,9 +99,11 @@ def _check_tool_call(known: KnownAnswer, response: ResponseContent) -> CheckedAn
 
 
 def _is_valid_call(call: ToolCall, known: KnownAnswer) -> bool:
-    """Return True if a tool call is of a tool of the question, with arguments that fit."""
-    if call.name not in known.tools:
+    """Return True if a call is of a tool that the question offers, with arguments that fit it."""
+    is_known_tool = call.name in known.tools
+    if not is_known_tool:
         return False
+
     arguments_schema = known.tools[call.name]
     return _fits_schema(call.arguments, arguments_schema)
 

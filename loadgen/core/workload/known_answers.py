@@ -132,7 +132,11 @@ def _choose_check(row: Mapping[str, Any]) -> CheckKind:
 
 
 def _parse_check_kind(name: object) -> CheckKind:
-    """Return the kind of check that a row names. Raises BadRowError for an unknown name."""
+    """Return the kind of check with a name.
+
+    Raises:
+        BadRowError: The name is unknown.
+    """
     for kind in CHECK_KINDS:
         if kind == name:
             return kind
@@ -151,12 +155,13 @@ def requests_json(row: Mapping[str, Any]) -> bool:
 
 
 def is_choice_letter(row: Mapping[str, Any], reference: str) -> bool:
-    """Return True if the right answer of a row is the letter of a choice.
+    """Return True if the right answer of a row is the letter of a choice, such as "B".
 
-    It is if the row lists choices, or if the answer is a single capital letter.
+    This is so if the row lists choices, or if the answer is a single capital letter.
     """
-    is_letter = len(reference) == 1 and reference.isupper()
-    return bool(row.get("choices")) or is_letter
+    has_choices = bool(row.get("choices"))
+    is_capital_letter = len(reference) == 1 and reference.isupper()
+    return has_choices or is_capital_letter
 
 
 def read_reference(row: Mapping[str, Any]) -> str | None:

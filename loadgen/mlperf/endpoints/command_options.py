@@ -194,7 +194,8 @@ def load_data(options: CurveOptions) -> CurveData:
             options.benchmark, mean_input=options.mean_input, mean_output=options.mean_output
         )
 
-    if options.mean_input or options.mean_output:
+    has_mean_lengths = bool(options.mean_input or options.mean_output)
+    if has_mean_lengths:
         raise UserError(
             "conflict",
             "--mean-output and --mean-input apply to the synthetic set only",
@@ -205,11 +206,15 @@ def load_data(options: CurveOptions) -> CurveData:
 
 
 def build_curve_from_options(options: CurveOptions, dataset_size: int) -> Curve:
-    """Return the curve that the options describe. Raises UserError if one of them is wrong."""
+    """Return the measurement points that the options describe.
+
+    Raises:
+        UserError: An option is wrong or missing.
+    """
     find_seed_set(options.seed_set)  # raises UserError for an unknown name
     offline = _parse_offline(options.offline)
     concurrencies = _parse_concurrencies(options, offline)
-    c_max = options.c_max if options.c_max is not None else max(concurrencies)
+    c_max = max(concurrencies) if options.c_max is None else options.c_max
     return build_curve(concurrencies, c_max=c_max, dataset_size=dataset_size, offline=offline)
 
 
@@ -231,7 +236,11 @@ def parse_max_point_s(options: CurveOptions) -> float:
 
 
 def _parse_offline(text: str) -> OfflineChoice:
-    """Return the value of --offline. Raises UserError if it is unknown."""
+    """Return the value of --offline: how the Offline point is measured.
+
+    Raises:
+        UserError: The value is unknown.
+    """
     for choice in OFFLINE_CHOICES:
         if choice == text:
             return choice
@@ -278,6 +287,11 @@ def _parse_concurrencies(options: CurveOptions, offline: OfflineChoice) -> list[
 
 
 def _parse_concurrency(text: str) -> int:
+    """Return one concurrency of the list of --concurrency.
+
+    Raises:
+        UserError: The text is no integer, or 0.
+    """
     concurrency = parse_option("--concurrency", text.strip(), units.count)
     if not concurrency:
         raise UserError(

@@ -34,6 +34,8 @@ METRIC_LABELS = {
     "ttft_p50": "TTFT p50",
     "ttft_p90": "TTFT p90",
 }
+POWER_COLUMN = 4
+"""The index of the column with the throughput per kW, after the throughput per user."""
 CONCURRENCY_LABEL = "requests in flight, log"
 
 
@@ -67,11 +69,12 @@ def describe_result(result: CurveResult) -> str:
 
     # An Offline run, which has no fixed concurrency, needs no steady window.
     if result.fixed_results:
-        windows = sum(1 for point in result.fixed_results if point.has_official_window)
+        window_count = sum(1 for point in result.fixed_results if point.has_official_window)
         parts.append(
-            f"{windows} of {len(result.fixed_results)} fixed-concurrency points have a steady "
+            f"{window_count} of {len(result.fixed_results)} fixed-concurrency points have a steady "
             "window of the required length"
         )
+
     if result.points:
         parts.append(f"up to {format.quantity(result.max_system_tps)} tokens/s")
     return f"Rehearsal, unofficial: {'; '.join(parts)}."
@@ -82,7 +85,7 @@ def points_table(result: CurveResult) -> Table:
     head = ["point", "region", "tokens/s", "per user", "TTFT p90 ms", "basis", "verdict"]
     has_power = result.curve.provisioned_power_kw is not None
     if has_power:
-        head.insert(4, "per kW")
+        head.insert(POWER_COLUMN, "per kW")
     rows = [_point_row(result, point, has_power=has_power) for point in result.points]
     return Table(head, rows, label_columns=2)
 
@@ -90,20 +93,26 @@ def points_table(result: CurveResult) -> Table:
 def _point_row(result: CurveResult, point: PointResult, *, has_power: bool) -> list[str]:
     """Return the table row of a measurement point, with throughput per kW if `has_power`."""
     metrics = point.metrics
+    speed_per_user = format.quantity(metrics.tps_per_user)
+    ttft = format.quantity(metrics.ttft_p90_ms)
+
     # An Offline run sends all queries at once. Most of them wait, so their latency means nothing.
-    is_offline_run = point.point.is_offline_run
+    if point.point.is_offline_run:
+        speed_per_user = format.NONE
+        ttft = format.NONE
+
     cells = [
         point.point.name,
         describe_region(point.point),
         format.quantity(metrics.system_tps),
-        format.NONE if is_offline_run else format.quantity(metrics.tps_per_user),
-        format.NONE if is_offline_run else format.quantity(metrics.ttft_p90_ms),
+        speed_per_user,
+        ttft,
         point.basis,
         point.verdict,
     ]
     if has_power:
         tps_per_kw = result.tps_per_kw(point)
-        cells.insert(4, format.NONE if tps_per_kw is None else f"{tps_per_kw:,.1f}")
+        cells.insert(POWER_COLUMN, format.NONE if tps_per_kw is None else f"{tps_per_kw:,.1f}")
     return cells
 
 
@@ -136,6 +145,7 @@ def _missing_points(result: CurveResult) -> Bullets:
     """Return which points have not run and how to run them, or nothing if all have run."""
     if not result.missing_points:
         return Bullets([])
+
     names = ", ".join(result.missing_points)
     hint = "The same command with the same --out measures them."
     return Bullets([f"Not measured: {names}. {hint}"], "warn")
@@ -153,10 +163,15 @@ def _notes(result: CurveResult) -> Iterator[str]:
 
 
 def _notes_on_steady_state(name: str, state: SteadyState) -> Iterator[str]:
-    """Yield warnings about a run that is not steady after the start of its window."""
-    drifting = [metric for metric, trend in state.trends.items() if trend in ("up", "down")]
-    if drifting:
-        labels = ", ".join(METRIC_LABELS[metric] for metric in drifting)
+    """Yield warnings about a run that is not steady after the start of its window.
+
+    Args:
+        name: The name of the measurement point.
+        state: The steady state of its run.
+    """
+    drifting_metrics = [metric for metric, trend in state.trends.items() if trend != "none"]
+    if drifting_metrics:
+        labels = ", ".join(METRIC_LABELS[metric] for metric in drifting_metrics)
         yield f"{name}: a trend after the start of the window in {labels}"
 
     if state.reason:
@@ -178,6 +193,7 @@ def _facts(result: CurveResult) -> Facts:
     power = ""
     if curve.provisioned_power_kw is not None:
         power = f"{curve.provisioned_power_kw:,.2f} kW provisioned"
+
     return Facts(
         [
             ("Benchmark", f"{curve.benchmark} ({curve.model})"),
@@ -280,11 +296,9 @@ def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[fl
     """
     step_x: list[float] = list(x[:1])
     step_y: list[float] = list(y[:1])
-
-    next_points = zip(x[1:], y[1:], strict=True)
-    for previous_y, (next_x, next_y) in zip(y, next_points, strict=False):
-        step_x += [next_x, next_x]
-        step_y += [previous_y, next_y]
+    for index in range(1, len(x)):
+        step_x += [x[index], x[index]]
+        step_y += [y[index - 1], y[index]]
     return step_x, step_y
 
 
@@ -327,9 +341,10 @@ def _chart_over_concurrency(
 
 
 def _region_marks(result: CurveResult) -> tuple[Mark, ...]:
-    """Return a line at the end of each region but the last."""
+    """Return a vertical line at the end of each region of concurrencies but the last."""
     regions = result.curve.curve.regions.regions
-    return tuple(
-        Mark(x=region.end, label=f"{region.label.removesuffix(' Concurrency')} |", color="soft")
-        for region in regions[:-1]
-    )
+    marks = []
+    for region in regions[:-1]:
+        short_label = region.label.removesuffix(" Concurrency")
+        marks.append(Mark(x=region.end, label=f"{short_label} |", color="soft"))
+    return tuple(marks)

@@ -48,7 +48,8 @@ def write_package(package_dir: Path, result: CurveResult) -> Path:
     Raises:
         UserError: The directory has files, or no point of the curve was measured.
     """
-    if package_dir.exists() and any(package_dir.iterdir()):
+    has_files = package_dir.exists() and any(package_dir.iterdir())
+    if has_files:
         raise UserError(
             "file_exists", "the folder has files", f"--package {package_dir}", "use a new folder"
         )
@@ -159,6 +160,7 @@ def _runtime_settings(result: CurveResult, point: PointResult) -> JsonObject:
 
 
 def _seeds(seed_set: SeedSet) -> JsonObject:
+    """Return the random seeds of a run, by their names in the reference client."""
     return {
         "scheduler_rng_seed": seed_set.scheduler_rng_seed,
         "sample_index_rng_seed": seed_set.sample_index_rng_seed,
@@ -199,6 +201,7 @@ def _result_summary(point: PointResult) -> JsonObject:
     }
     if total.tps_per_user is not None:
         summary["tps_per_user"] = total.tps_per_user
+
     if point.window is not None:
         summary["steady_state"] = {
             "duration_ns": round(point.window.duration_s * NS_PER_S),
@@ -219,6 +222,7 @@ def _distributions(metrics: PointMetrics) -> JsonObject:
 
 
 def _percentiles_ns(p50_ms: float | None, p90_ms: float | None) -> dict[str, float]:
+    """Return the known ones of two percentiles in ns, by percentile: {"50.0": 1.2e9}."""
     values_ms = {"50.0": p50_ms, "90.0": p90_ms}
     return {name: ms * NS_PER_MS for name, ms in values_ms.items() if ms is not None}
 
@@ -239,10 +243,12 @@ def _system_description(result: CurveResult, point: PointResult) -> JsonObject:
 
 
 def _write_text(path: Path, text: str) -> None:
+    """Write a text to a file, and create its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
 
 
 def _write_json(path: Path, content: JsonObject) -> None:
+    """Write a JSON object to a file, and create its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(format.document(content))

@@ -214,15 +214,20 @@ def _requests_from_file(
     _check_file_size(point, data, len(samples))
     path = output_dir / f"endpoints_requests_{point.name}.jsonl"
     with open(path, "wb", opener=open_private) as file:
-        for sample, salt in zip(samples, draw_salts(seed_set), strict=False):
-            prompt = f"[{salt}] {data.prompts[sample]}"
+        salts = draw_salts(seed_set)
+        for sample in samples:
+            prompt = f"[{next(salts)}] {data.prompts[sample]}"
             request = {"prompt": prompt, "max_tokens": data.max_output, "temperature": 0}
             file.write(msgspec.json.encode(request) + b"\n")
     return FromFile(path=path.resolve())
 
 
 def _check_file_size(point: CurvePoint, data: CurveData, request_count: int) -> None:
-    """Raise UserError if the file with the requests of a measurement point would be too large."""
+    """Check that the file with the requests of a measurement point does not become too large.
+
+    Raises:
+        UserError: The file would be larger than MAX_REQUEST_FILE_BYTES.
+    """
     total_bytes = sum(len(prompt) for prompt in data.prompts)
     mean_bytes = total_bytes / data.size
     expected_bytes = mean_bytes * request_count
