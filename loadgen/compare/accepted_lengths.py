@@ -16,23 +16,7 @@ def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
     tokens for the same work. A warning is needed if the sides differ by more than 1 %, or if a side
     has not the length that it states.
     """
-    known_lengths = measure_accepted_lengths(sides)
-    if known_lengths:
-        shortest = min(known_lengths.values())
-        longest = max(known_lengths.values())
-        is_comparable = is_within_tolerance(longest / shortest - 1)
-        unknown = [side.name for side in sides if side.name not in known_lengths]
-        texts = [f"{name} {length:.3f}" for name, length in known_lengths.items()]
-        if not is_comparable:
-            yield (
-                f"Accepted lengths of speculative decoding differ: {', '.join(texts)} tokens per "
-                "step. Speeds are not comparable (1 % allowed)"
-            )
-        elif unknown:
-            yield (
-                f"The accepted length of speculative decoding is known of {', '.join(texts)} "
-                f"tokens per step, but not of {', '.join(unknown)}"
-            )
+    yield from _list_differences(sides)
 
     for side in sides:
         checks = [run.summary.accepted_length for run in side.runs]
@@ -41,6 +25,32 @@ def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
         )
         if differs_from_target:
             yield f"{side.name} does not have the accepted length that it states"
+
+
+def _list_differences(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield a warning if the sides have different accepted lengths, or if only some have one."""
+    known_lengths = measure_accepted_lengths(sides)
+    if not known_lengths:
+        return
+
+    length_texts = [f"{name} {length:.3f}" for name, length in known_lengths.items()]
+    lengths = ", ".join(length_texts)
+    shortest = min(known_lengths.values())
+    longest = max(known_lengths.values())
+    is_comparable = is_within_tolerance(longest / shortest - 1)
+    if not is_comparable:
+        yield (
+            f"Accepted lengths of speculative decoding differ: {lengths} tokens per "
+            "step. Speeds are not comparable (1 % allowed)"
+        )
+        return
+
+    unknown_sides = [side.name for side in sides if side.name not in known_lengths]
+    if unknown_sides:
+        yield (
+            f"The accepted length of speculative decoding is known of {lengths} "
+            f"tokens per step, but not of {', '.join(unknown_sides)}"
+        )
 
 
 def measure_accepted_lengths(sides: Sequence[Side]) -> dict[str, float]:

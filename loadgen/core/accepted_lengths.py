@@ -114,7 +114,11 @@ def parse_target(value: object) -> AcceptedLengthTarget:
 
 
 def _parse_number(text: str) -> AcceptedLengthTarget:
-    """Return the target of a number. Raises `units.InvalidValueError` if it is out of range."""
+    """Return the accepted length of a text that is a number.
+
+    Raises:
+        units.InvalidValueError: The number is not from 1 to 999.
+    """
     length = float(text)
     if length < MIN_LENGTH:
         problem = "is below 1, and each step generates at least one token"

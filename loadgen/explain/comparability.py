@@ -143,6 +143,7 @@ def _list_different_lengths(
     for length in lengths:
         if not length.loadgen_tokens or not length.other_tokens:
             continue
+
         shorter, longer = sorted([length.loadgen_tokens, length.other_tokens])
         if longer > MAX_TOKEN_RATIO * shorter:
             loadgen_text = f"{length.loadgen_tokens:.4g}"
@@ -162,13 +163,16 @@ def _compare_load(
         other_concurrency: The requests in flight of the other tool, or None.
         other_rate_per_s: The request rate of the other tool, or None.
     """
+    other_has_only_rate = other_concurrency is None and other_rate_per_s is not None
+    other_has_only_concurrency = other_rate_per_s is None and other_concurrency is not None
+
     if stage.concurrency:
-        if other_concurrency is None and other_rate_per_s is not None:
+        if other_has_only_rate:
             loadgen_load = f"{stage.concurrency} in flight"
             return ComparedField("load", loadgen_load, f"{other_rate_per_s:g}/s")
         return _compare_numbers("concurrency", stage.concurrency, other_concurrency)
 
-    if stage.rate is not None and other_rate_per_s is None and other_concurrency is not None:
+    if stage.rate is not None and other_has_only_concurrency:
         return ComparedField("load", f"{stage.rate:g}/s", f"{other_concurrency:g} in flight")
     return _compare_numbers("request rate", stage.rate, other_rate_per_s)
 

@@ -31,24 +31,42 @@ class FileNumber(NamedTuple):
 def refuse_damaged_values(
     result: ForeignResult, document: Mapping[str, object], definitions: ToolDefinitions
 ) -> None:
-    """Raise UserError for a number that is no number, infinite, negative or absurdly large.
+    """Check that the numbers of a result file are possible measurements.
 
     Args:
         result: The metrics that were read from the file.
         document: The JSON object in the file.
-        definitions: Those of the tool. They say which latencies it may report as negative, and
-            where the file has its request rate, which may be infinite in a closed loop.
+        definitions: The definitions of the tool that wrote the file.
+
+    Raises:
+        UserError: A number is NaN, infinite, negative or absurdly large.
     """
     numbers = list(_list_numbers(document))
-    for number in numbers:
-        if not math.isfinite(number.value) and number.path != definitions.facts.rate_per_s:
-            raise _damaged_value_error(result.file, number)
+    _refuse_infinite_numbers(result.file, numbers, definitions)
 
     for metric, value in result.metrics.items():
-        latency, _, _statistic = metric.rpartition(".")
-        smallest_value = -MAX_VALUE if latency in definitions.signed_latencies else 0.0
-        if not smallest_value <= value <= MAX_VALUE:
+        latency_name = metric.rpartition(".")[0]  # "ttft_ms" for "ttft_ms.p99"
+        may_be_negative = latency_name in definitions.signed_latencies
+        smallest_value = -MAX_VALUE if may_be_negative else 0.0
+        is_possible = smallest_value <= value <= MAX_VALUE
+        if not is_possible:
             raise _damaged_value_error(result.file, _find_field(numbers, metric, value))
+
+
+def _refuse_infinite_numbers(
+    file: str, numbers: list[FileNumber], definitions: ToolDefinitions
+) -> None:
+    """Check that no number of a file is infinite or NaN, except for the requested rate.
+
+    The requested rate is infinite if a tool sends requests without pauses.
+
+    Raises:
+        UserError: Another number is infinite or NaN.
+    """
+    for number in numbers:
+        is_requested_rate = number.path == definitions.facts.rate_per_s
+        if not math.isfinite(number.value) and not is_requested_rate:
+            raise _damaged_value_error(file, number)
 
 
 def _list_numbers(value: object, path: str = "") -> Iterator[FileNumber]:
@@ -57,26 +75,31 @@ def _list_numbers(value: object, path: str = "") -> Iterator[FileNumber]:
         yield FileNumber(path, to_float(value))
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _list_numbers(item, f"{path}.{key}" if path else str(key))
+            item_path = f"{path}.{key}" if path else str(key)
+            yield from _list_numbers(item, item_path)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _list_numbers(item, f"{path}.{index}")
 
 
 def _find_field(numbers: list[FileNumber], metric: str, value: float) -> FileNumber:
-    """Return the number in the file from which a metric was read.
+    """Return the number of a file from which a metric was read, with the path of its field.
 
-    The file may have it in another unit. A metric that was computed from several numbers has no
-    field, and is returned by the name of the metric.
+    Args:
+        numbers: All numbers of the file, which may have other units.
+        metric: The name of the metric. It is the path if the metric is no single number of the
+            file, but was computed from several ones.
+        value: The value of the metric.
     """
     for number in numbers:
-        if any(number.value * unit == value for unit in UNITS_MS):
+        values_in_units = [number.value * unit for unit in UNITS_MS]
+        if value in values_in_units:
             return number
     return FileNumber(metric, value)
 
 
 def _damaged_value_error(file: str, number: FileNumber) -> UserError:
-    """Return the error about a number in a file."""
+    """Return the error about a number of a file that cannot be a measurement."""
     value = f"{number.value:g}"
     return UserError(
         "damaged_file",

@@ -67,22 +67,22 @@ def explain_difference(
         server_log: The log of the simulated server that the other tool measured, if there is one.
 
     Raises:
-        UserError: A result cannot be read, our run has no records or no successful request, or the
+        UserError: A result cannot be read, our run has no records or no successful request, the
             results are of different servers or loads, or the log is that of another run.
     """
     loadgen_run = _open_loadgen_run(loadgen_path)
     other_result = read_other_result(other_path, server_log)
     comparability = check_comparability(loadgen_run, other_result)
-    if comparability.differences and not allow_differences:
+    log_differences = list_log_differences(loadgen_run, other_result)
+
+    if not allow_differences and comparability.differences:
         raise UserError(
             "mismatch",
             f"the results are of different loads: {'; '.join(comparability.differences)}",
             f"{loadgen_path} and {other_path}",
             "measure the same load with both tools, or add --anyway to explain them nevertheless",
         )
-
-    log_differences = list_log_differences(loadgen_run, other_result)
-    if log_differences and not allow_differences:
+    if not allow_differences and log_differences:
         raise UserError(
             "mismatch",
             f"this is not the log of the other run: {'; '.join(log_differences)}",
@@ -90,6 +90,7 @@ def explain_difference(
             "give the log of the server from the time when the other tool measured it",
         )
 
+    differences_of_log = [f"server log: {difference}" for difference in log_differences]
     metrics = (
         *explain_latencies(loadgen_run, other_result),
         *explain_rates(loadgen_run, other_result),
@@ -103,10 +104,7 @@ def explain_difference(
         definitions_source=other_result.definitions.source,
         valid=loadgen_run.summary.verdict.valid,
         simulated=loadgen_run.summary.target.simulated,
-        differences=(
-            *comparability.differences,
-            *(f"server log: {difference}" for difference in log_differences),
-        ),
+        differences=(*comparability.differences, *differences_of_log),
         unknown=comparability.unknown,
         remarks=comparability.remarks,
         withheld=tuple(list_withheld_latencies(loadgen_run, other_result)),
@@ -115,7 +113,11 @@ def explain_difference(
 
 
 def _open_loadgen_run(path: Path) -> LoadgenRun:
-    """Return our run. Raises UserError if it has no records or no successful request."""
+    """Return the run of loadgen in a folder, with the records of its requests.
+
+    Raises:
+        UserError: The folder has no run, or the run has no records or no successful request.
+    """
     if not path.exists():
         raise UserError(
             "missing_file",

@@ -38,6 +38,9 @@ SMALLER_PARTS = "smaller parts"
 UNEXPLAINED = "unexplained"
 """The labels of what is no part of its own: the parts below SHOWN_SHARE, and the rest."""
 
+OPTIONAL_LABELS = frozenset({SMALLER_PARTS, UNEXPLAINED})
+"""The labels that are left out if their share rounds to 0 %."""
+
 BRIEF_STATISTICS = ("p50", "p99")
 """The statistics of latencies that a terminal always shows. It shows the others with `--full`, and
 if their difference is not explained."""
@@ -127,20 +130,26 @@ def _select_brief(explanation: ExplainedDifference) -> list[ExplainedMetric]:
 
 
 def _is_brief(metric: ExplainedMetric) -> bool:
-    """Return True for rates and counts, the most common statistics, and all that is unexplained."""
+    """Return True if a terminal shows a metric by default.
+
+    These are rates, counts, the most common statistics of latencies, and all metrics whose
+    difference is not explained.
+    """
     if not metric.is_latency or metric.outcome == "unexplained":
         return True
-    statistic = metric.metric.rpartition(".")[2]
+
+    statistic = metric.metric.rpartition(".")[2]  # "p99" for "ttft_ms.p99"
     return statistic in BRIEF_STATISTICS
 
 
 def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
-    """Return the cells of a metric."""
+    """Return the cells of a metric in the table: its values, their difference, and the parts."""
+    is_equal = metric.outcome == "equal"
     return (
         metric.label,
         _format_value(metric.ours),
         _format_value(metric.theirs),
-        _format_change(metric.difference) if metric.outcome != "equal" else "=",
+        "=" if is_equal else _format_change(metric.difference),
         _format_outcome(metric),
         _describe_parts(metric),
     )
@@ -221,10 +230,12 @@ def list_part_shares(metric: ExplainedMetric) -> list[PartShare]:
     rounded_percentages = _round_to_100(percentages)
 
     shares = []
-    for label, percent in zip(change_by_label, rounded_percentages, strict=True):
-        is_optional = label in (SMALLER_PARTS, UNEXPLAINED)
-        if percent or not is_optional:
-            shares.append(PartShare(label, change_by_label[label], percent))
+    for index, (label, change) in enumerate(change_by_label.items()):
+        percent = rounded_percentages[index]
+        is_optional = label in OPTIONAL_LABELS
+        is_left_out = is_optional and percent == 0
+        if not is_left_out:
+            shares.append(PartShare(label, change, percent))
     return shares
 
 
@@ -259,9 +270,10 @@ def _summarize(explanation: ExplainedDifference) -> str:
     """Return in one or two sentences how many metrics differ, and which remain unexplained."""
     tool = explanation.tool
     metric_count = len(explanation.metrics)
-    differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
     if metric_count == 0:
         return f"{tool} and our run have no metric in common."
+
+    differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
     if not differing:
         return f"{tool} and our run agree in all {metric_count} metrics."
 
@@ -291,7 +303,8 @@ def _group_labels(metrics: Sequence[ExplainedMetric]) -> list[str]:
 
     labels = []
     for name, statistics in statistics_by_name.items():
-        labels.append(f"{name} {'/'.join(statistics)}" if statistics else name)
+        label = f"{name} {'/'.join(statistics)}" if statistics else name
+        labels.append(label)
     return labels
 
 
@@ -318,11 +331,13 @@ def _list_warnings(explanation: ExplainedDifference) -> list[str]:
     if explanation.differences:
         differences = "; ".join(explanation.differences)
         warnings.append(f"The loads differ: {differences}.")
+
     if explanation.unknown:
         names = ", ".join(explanation.unknown)
         warnings.append(
             f"The other file does not name these, so check that they are equal: {names}."
         )
+
     if explanation.withheld:
         names = ", ".join(explanation.withheld)
         warnings.append(f"Our run withholds statistics of {names}, so they are left out.")

@@ -60,7 +60,9 @@ class OtherResult(NamedTuple):
         """The mean input tokens of a successful request as the tool counted them, or None."""
         tokens = self.metrics.get("tokens.input")
         requests = self.metrics.get("requests.ok")
-        return tokens / requests if tokens is not None and requests else None
+        if tokens is None or not requests:
+            return None
+        return tokens / requests
 
     @property
     def output_tokens_per_request(self) -> float | None:
@@ -86,9 +88,12 @@ class OtherResult(NamedTuple):
         A tool that reports 100 requests and 5 requests/s measured for 20 s.
         """
         counts_failed = self.definitions.counts_failed_requests
-        requests = self.metrics.get("requests.scheduled" if counts_failed else "requests.ok")
+        counted_metric = "requests.scheduled" if counts_failed else "requests.ok"
+        requests = self.metrics.get(counted_metric)
         requests_per_s = self.metrics.get("load.completed_rps")
-        return requests / requests_per_s if requests and requests_per_s else None
+        if not requests or not requests_per_s:
+            return None
+        return requests / requests_per_s
 
     @property
     def tokens_per_chunk(self) -> float:
@@ -114,8 +119,8 @@ class OtherResult(NamedTuple):
     def find_client_send_ms(self, name: LatencyName, statistic: str) -> float | None:
         """Return how much of a latency the client needed to send the request, in ms, or None.
 
-        A file may have the mean of this time. For TTFT, it may instead have the percentiles with
-        and without this time, and the result is their difference.
+        The file may have the mean of the send time. For other statistics of TTFT, the file may have
+        the TTFT from the end of sending, which is subtracted from the usual TTFT.
 
         Args:
             name: The latency, such as "ttft".
@@ -165,6 +170,7 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
     document = _read_document(file_path)
     refuse_damaged_values(result, document, definitions)
 
+    # The log may have requests from before, so only the last ones are read.
     server_times = None
     if server_log is not None:
         ok_count = result.metrics.get("requests.ok")
@@ -175,9 +181,10 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
 
 
 def _find_result_file(path: Path) -> Path:
-    """Return the result file of another tool: the path, or a file in it if it is a directory.
+    """Return the result file of another tool: the path itself, or a file in this directory.
 
-    Raises UserError if there is no such file.
+    Raises:
+        UserError: There is no such file.
     """
     if not path.exists():
         raise UserError(

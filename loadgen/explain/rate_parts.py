@@ -115,6 +115,7 @@ def _explain_rate(
         run_steps = _list_run_steps(
             loadgen_run, other_result, redefined_rate, is_token_rate=is_token_rate
         )
+
     return split_difference(
         name,
         loadgen_rate,
@@ -225,22 +226,28 @@ def _list_run_steps(
     if loadgen_factors is None or other_factors is None:
         return []
 
+    # The share of requests that succeeded.
     ratios = []
     counts_failed = other_result.definitions.counts_failed_requests and not is_token_rate
     if loadgen_factors.ok_share and not counts_failed:
         ok_ratio = other_factors.ok_share / loadgen_factors.ok_share
         ratios.append(_RateRatio("failures", ok_ratio))
 
+    # The tokens of a response.
     if is_token_rate:
         tokens = find_token_ratio(loadgen_run, other_result)
         ratios.append(_RateRatio("token_counts", tokens.counting))
         ratios.append(_RateRatio("response_lengths", tokens.length))
 
-    steps = _multiply_steps(redefined_rate, ratios)
-    rate = steps[-1].value if steps else redefined_rate
-    other_rate = other_result.metrics[TOKEN_RATE.path if is_token_rate else REQUEST_RATE.path]
+    first_steps = _multiply_steps(redefined_rate, ratios)
+    rate_after_steps = first_steps[-1].value if first_steps else redefined_rate
+
+    # The requests in flight and their latency, which lead to the rate of the other tool.
+    rate_name = TOKEN_RATE if is_token_rate else REQUEST_RATE
+    other_rate = other_result.metrics[rate_name.path]
     latency_ratio = loadgen_factors.e2e_ms / other_factors.e2e_ms
-    return steps + _multiply_steps(rate, _apply_littles_law(rate, other_rate, latency_ratio))
+    last_ratios = _apply_littles_law(rate_after_steps, other_rate, latency_ratio)
+    return first_steps + _multiply_steps(rate_after_steps, last_ratios)
 
 
 def _apply_littles_law(rate: float, other_rate: float, latency_ratio: float) -> list[_RateRatio]:

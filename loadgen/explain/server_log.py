@@ -82,9 +82,9 @@ class ServerTimes(NamedTuple):
         if definition.divisor is None:
             return WeightedValues(durations_ns)
 
-        divisors = self._count_divisor_tokens(definition.divisor, latency.token_scale)
-        has_tokens = divisors > 0
-        divisors = divisors[has_tokens]
+        token_counts = self._count_divisor_tokens(definition.divisor, latency.token_scale)
+        has_tokens = token_counts > 0
+        divisors = token_counts[has_tokens]
         time_per_token_ns = durations_ns[has_tokens] / divisors
         weights = divisors.astype(np.int64) if definition.is_weighted_by_tokens else None
         return WeightedValues(time_per_token_ns, weights)
@@ -101,9 +101,13 @@ class ServerTimes(NamedTuple):
         return token_counts if includes_first_token else token_counts - 1
 
     def _compute_token_gaps(self, tokens_per_send: float) -> NDArray[np.float64]:
-        """Return the times between tokens in ns, which are 0 between tokens of the same send."""
+        """Return the times between tokens in ns, which are 0 between tokens of the same send.
+
+        With 2 tokens per send, there are as many zeros as times between sends.
+        """
         zero_count = round(len(self.gaps_ns) * (tokens_per_send - 1))
-        return np.concatenate([self.gaps_ns.astype(np.float64), np.zeros(zero_count)])
+        gaps_ns = self.gaps_ns.astype(np.float64)
+        return np.concatenate([gaps_ns, np.zeros(zero_count)])
 
     def _compute_durations(self, definition: LatencyDefinition) -> NDArray[np.float64]:
         """Return the time of each response in ns from the start to the end of a latency.
@@ -111,7 +115,7 @@ class ServerTimes(NamedTuple):
         A latency starts with the arrival of the request or with the first token, and it ends with
         the first or the last token.
         """
-        starts_with_request = definition.start in ("due_ns", "sent_ns")
+        starts_with_request = definition.start == "due_ns" or definition.start == "sent_ns"
         start_ns = self.arrival_ns if starts_with_request else self.first_send_ns
         end_ns = self.last_send_ns if definition.ends_with_response else self.first_send_ns
         return (end_ns - start_ns).astype(np.float64)

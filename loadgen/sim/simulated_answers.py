@@ -75,11 +75,14 @@ def simulate_responses(
     ok_in_flight_counts = in_flight_counts[is_ok].tolist()
 
     responses = []
-    for slot, in_flight in zip(ok_slots, ok_in_flight_counts, strict=True):
+    for index, slot in enumerate(ok_slots):
         question = find_question(slot)
-        if question is not None:
-            known = known_answers[question]
-            responses.append(simulate_response(known, question, slot, in_flight, defects))
+        if question is None:
+            continue
+
+        known = known_answers[question]
+        in_flight = ok_in_flight_counts[index]
+        responses.append(simulate_response(known, question, slot, in_flight, defects))
     return responses
 
 

@@ -33,14 +33,21 @@ def merge_scores(scores: Sequence[AnswerScores]) -> AnswerScores:
 
 
 def more_wrong_p_value(first: AnswerScores, other: AnswerScores) -> float:
-    """Return the probability of so many more wrong answers in `other` without any difference."""
+    """Return the p-value of a test whether `other` has more wrong answers than `first`.
+
+    This is the probability of so many more wrong answers if the servers do not differ.
+    """
     return excess_p_value(_pair_questions(first, other))
 
 
 def different_p_value(first: AnswerScores, other: AnswerScores) -> float:
-    """Return the probability of so different answers, in either direction, without a difference."""
-    one_sided_p_value = min(more_wrong_p_value(first, other), more_wrong_p_value(other, first))
-    return min(1.0, 2 * one_sided_p_value)
+    """Return the p-value of a test whether two servers have different shares of wrong answers.
+
+    Both directions are tested, so the smaller p-value is doubled.
+    """
+    p_value_of_more = more_wrong_p_value(first, other)
+    p_value_of_fewer = more_wrong_p_value(other, first)
+    return min(1.0, 2 * min(p_value_of_more, p_value_of_fewer))
 
 
 def _pair_questions(first: AnswerScores, other: AnswerScores) -> Iterator[Stratum]:
@@ -76,8 +83,9 @@ def _add_counts(texts: Sequence[str]) -> list[int]:
 
 
 def parse_counts(text: str) -> list[int]:
-    """Return the counts of a text. A text that somebody else has damaged has no counts."""
+    """Return the counts of a text: [12, 10] for "12 10". A damaged text has no counts."""
     counts = text.split()
-    if not all(count.isascii() and count.isdigit() for count in counts):
+    is_valid = all(count.isascii() and count.isdigit() for count in counts)
+    if not is_valid:
         return []
     return [int(count) for count in counts]

@@ -53,11 +53,12 @@ def with_cache_fill(workload: Workload) -> Workload:
 
 
 def count_cache_fills(workload: object) -> int:
-    """Return how many sessions of a workload fill the cache; they are the first sessions of a run.
+    """Return how many sessions at the start of a run fill the prefix cache of the server.
 
-    A class of a mix has no stages, and its sessions begin with their first turn.
+    Return 0 for an object without stages of a load, such as a class of requests.
     """
     stages = getattr(workload, "stages", ())
-    if not stages or not isinstance(stages[0], CacheFillStage):
+    first_stage = stages[0] if stages else None
+    if not isinstance(first_stage, CacheFillStage):
         return 0
-    return stages[0].count or 0
+    return first_stage.count or 0

@@ -143,9 +143,12 @@ def _expected_rates(
 
 
 def _refuse_incomplete_passes(plan: CurvePlan, options: CurveOptions) -> None:
-    """Raise UserError if the limit on time is too short to send the data set once at any point.
+    """Check that the limit on time is long enough to send the data set once at each point.
 
     Section 6.4 of the rules requires at least one complete pass over the data set.
+
+    Raises:
+        UserError: The limit is too short at a measurement point.
     """
     too_slow = [planned for planned in plan.points if planned.outlook == "less than one pass"]
     if too_slow:

@@ -126,8 +126,10 @@ def points_to_run(curve: StoredCurve, output_dir: Path) -> list[CurvePoint]:
 
 def has_finished(run_dir: Path) -> bool:
     """Return whether a directory has a run that has sent all its requests."""
-    if not (run_dir / run_folder.SUMMARY).is_file():
+    has_summary = (run_dir / run_folder.SUMMARY).is_file()
+    if not has_summary:
         return False
+
     return run_folder.read_summary(run_dir).run.state == FINISHED
 
 
@@ -150,13 +152,10 @@ def _run_point(curve_run: CurveRun, point: CurvePoint) -> bool:
     """Run one point in a directory with its name, and return whether it finished."""
     run_dir = curve_run.output_dir / point.name
     _move_unfinished_run(run_dir)
-    workload = build_workload(
-        point,
-        curve_run.data,
-        find_seed_set(curve_run.curve.seed_set),
-        curve_run.curve.requests[point.name],
-        curve_run.output_dir,
-    )
+    seed_set = find_seed_set(curve_run.curve.seed_set)
+    request_count = curve_run.curve.requests[point.name]
+    workload = build_workload(point, curve_run.data, seed_set, request_count, curve_run.output_dir)
+
     settings = replace(curve_run.settings, out=run_dir)
     with locked_folder(run_dir):
         summary, _ = curve_run.execute(workload, settings, folder=run_dir)

@@ -123,10 +123,12 @@ def build_curve(
     c_min = ordered[0]
     regions = compute_regions(c_min, c_max)
 
+    # The points that the rules require have the highest concurrency of their region.
     concurrencies_by_region = _by_region(ordered, regions)
     mandatory = {max(in_region) for in_region in concurrencies_by_region.values()}
 
-    if offline == "elected" and c_max not in ordered:
+    is_elected = offline == "elected"
+    if is_elected and c_max not in ordered:
         raise UserError(
             "missing_value",
             f"the Offline result should be that of C_max, but no point is at {c_max}",
@@ -139,7 +141,7 @@ def build_curve(
             name=f"r{concurrency}",
             concurrency=concurrency,
             region=_region_name(regions.find(concurrency)),
-            offline="elected" if offline == "elected" and concurrency == c_max else "none",
+            offline="elected" if is_elected and concurrency == c_max else "none",
             is_mandatory=concurrency in mandatory,
             min_window_s=rules.minimum_window_s(concurrency),
         )
@@ -173,6 +175,7 @@ def _by_region(concurrencies: Sequence[int], regions: Regions) -> dict[str, list
 
 
 def _region_name(region: Region | None) -> str | None:
+    """Return the name of a region, or None outside of all regions."""
     return None if region is None else region.name
 
 
@@ -200,7 +203,8 @@ def find_structure_problems(curve: Curve) -> Iterator[str]:
     # Each region (a range of concurrencies) needs a point.
     covered_regions = {point.region for point in curve.points}
     for region in curve.regions.regions:
-        if region.name not in covered_regions and region.name in REGION_NAMES:
+        needs_point = region.name in REGION_NAMES
+        if needs_point and region.name not in covered_regions:
             yield (
                 f"no point in the {region.label} region, {region.start} to {region.end} "
                 "(section 5.3)"

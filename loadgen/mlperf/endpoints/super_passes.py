@@ -144,13 +144,16 @@ class SuperPasses:
 
     def query_range(self, first: int, end: int) -> range:
         """Return the indices of the queries of the super-passes from `first` up to before `end`."""
-        return range(first * self.size, min(end * self.size, self.queries))
+        first_query = first * self.size
+        end_query = min(end * self.size, self.queries)  # the last super-pass may be incomplete
+        return range(first_query, end_query)
 
     def issue_span_s(self, first: int, end: int) -> float:
-        """Return the time between the first and the last issue in these super-passes, in s."""
+        """Return the time from the first to the last issued query of some super-passes, in s."""
         query_indices = self.query_range(first, end)
-        span_ns = self.issued_ns[query_indices[-1]] - self.issued_ns[query_indices[0]]
-        return float(span_ns) / 1e9
+        first_issue_ns = self.issued_ns[query_indices[0]]
+        last_issue_ns = self.issued_ns[query_indices[-1]]
+        return float(last_issue_ns - first_issue_ns) / 1e9
 
 
 def group_by_super_pass(log: QueryLog, size: int) -> SuperPasses:
@@ -189,7 +192,10 @@ def lower_percentile(sorted_samples: NDArray[np.float64], quantile: float) -> fl
     """
     if len(sorted_samples) == 0:
         return float("nan")
-    return float(sorted_samples[int(quantile * (len(sorted_samples) - 1))])
+
+    last_index = len(sorted_samples) - 1
+    index = int(quantile * last_index)
+    return float(sorted_samples[index])
 
 
 def percentile_series(

@@ -91,8 +91,11 @@ def add_stated_metadata(result: CurveResult, metadata: Mapping[str, str]) -> Cur
 def system_directory_name(result: CurveResult) -> str:
     """Return the name of the system as a directory: only letters, digits, dots and dashes."""
     name = result.curve.target.removeprefix("simulated: ")
-    safe_name = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
-    return f"REHEARSAL-{safe_name}"
+    safe_characters = []
+    for character in name:
+        is_safe = character.isalnum() or character in "._-"
+        safe_characters.append(character if is_safe else "-")
+    return f"REHEARSAL-{''.join(safe_characters)}"
 
 
 def describe_system(result: CurveResult, load: PointLoad, *, mark: str) -> JsonObject:
@@ -227,11 +230,17 @@ def _node_set(nodes: int, power_of_node: JsonObject) -> JsonObject:
 
 
 def _cooling_class(cooling: str | None) -> Literal["liquid", "air"] | None:
-    """Return the class of a cooling in words, such as "liquid, by a CDU", or None if unclear."""
+    """Return whether a cooling is by liquid or by air, or None if its description says neither.
+
+    Args:
+        cooling: The description, such as "liquid, by a CDU". None if there is none.
+    """
     text = (cooling or "").lower()
     if "liquid" in text or "water" in text:
         return "liquid"
-    return "air" if "air" in text else None
+    if "air" in text:
+        return "air"
+    return None
 
 
 def _without_unknown(fields: JsonObject) -> JsonObject:
