@@ -73,8 +73,9 @@ def record_reference(
     failures = [failure for recording in recordings for failure in recording.failures]
 
     # One tuple for each question, with its response in each recording.
-    texts_of_recordings = [recording.texts for recording in recordings]
-    responses_by_question = list(zip(*texts_of_recordings, strict=True))
+    responses_by_question = [
+        tuple(recording.texts[index] for recording in recordings) for index in range(len(questions))
+    ]
 
     rows = list(_recorded_rows(questions, responses_by_question, options))
     if not rows:
@@ -112,10 +113,12 @@ def _recorded_rows(
     """
     default_max_tokens = options.max_tokens or DEFAULT_OUTPUT_TOKENS
 
-    for question, responses in zip(questions, responses_by_question, strict=True):
+    for index, question in enumerate(questions):
+        responses = responses_by_question[index]
         has_failed_request = None in responses
         if has_failed_request:
             continue
+
         yield _recorded_row(question.row, responses, default_max_tokens)
 
 
@@ -146,7 +149,11 @@ def _recorded_row(
 
 
 def _write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows as JSON lines. Raises UserError if the file cannot be written."""
+    """Write rows as JSON lines.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     try:
         files.replace(file, encode_json_lines(rows), shared=True)
     except OSError as error:

@@ -107,7 +107,11 @@ def format_needed_duration(block_s: float, max_groups: int) -> str:
 
 
 def _refuse_two_lengths(invocation: Invocation) -> None:
-    """Raise UserError if both --num-requests and --duration specify how long a block is."""
+    """Check that only one of --num-requests and --duration specifies how long a block is.
+
+    Raises:
+        UserError: Both options are used.
+    """
     if invocation["num_requests"] is None or invocation["duration"] is None:
         return
     raise UserError(

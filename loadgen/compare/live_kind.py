@@ -21,7 +21,11 @@ from loadgen.runs.kind import stored_summaries
 
 
 def load(output_dir: Path) -> StoredComparison:
-    """Read a live comparison, computed from the records of its blocks. Raises UserError."""
+    """Return the live comparison in a directory, computed from the records of its blocks.
+
+    Raises:
+        UserError: No group of blocks is complete, or a file is damaged.
+    """
     return live_result.read_comparison(output_dir)
 
 

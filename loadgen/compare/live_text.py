@@ -41,8 +41,7 @@ def build_live_report(stored: StoredComparison) -> Report:
     target_a, target_b = plan.targets
     setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
 
-    progress_style = "" if stored.is_complete else "warn"
-    progress = Paragraph(describe_progress(stored), progress_style)
+    progress = Paragraph(describe_progress(stored), "" if stored.is_complete else "warn")
     short_blocks = Paragraph(stored.short_blocks, "warn")
     blocks = section(
         "Blocks",

@@ -82,7 +82,11 @@ def name_tier_folder(tier: str) -> str:
 
 
 def check_tiers(tiers: Sequence[str]) -> None:
-    """Raise UserError if a tier cannot be read, or if two of them are the same."""
+    """Check that each tier can be read, and that no tier is repeated.
+
+    Raises:
+        UserError: A tier is wrong or repeated.
+    """
     folders: set[str] = set()
     for tier in tiers:
         tier_objectives(tier)
@@ -122,7 +126,13 @@ def read_tiers(output_dir: Path) -> StoredTiers:
 
 
 def _check_folder_names(stored: StoredTiers, path: Path) -> None:
-    """Raise UserError if `tiers.json` names a folder that a search at its tier does not have."""
+    """Check that each folder in `tiers.json` is that of a search at its tier.
+
+    A file that somebody has changed could name a folder elsewhere on the disk.
+
+    Raises:
+        UserError: A folder has another name.
+    """
     for result in stored.tiers:
         is_folder_of_tier = result.folder == name_tier_folder(result.tier)
         is_elsewhere = "/" in result.folder
@@ -160,10 +170,15 @@ def _read_search(search_dir: Path) -> StoredSearch | None:
 
 
 def _read_result(output_dir: Path, result: TierResult, search: StoredSearch) -> TierResult:
-    """Return the result of a tier from its search and the run that shows its capacity."""
+    """Return the result of a tier, from its search and from the best trial of the search.
+
+    A trial is a run with one number of agents. The best trial has the highest number that met the
+    tier.
+    """
     search_dir = output_dir / result.folder
     best_trial = find_best_trial(search.trials)
     run_dirs = [] if best_trial is None else [search_dir / best_trial.run_name]
+
     return msgspec.structs.replace(
         result,
         stop_reason=search.result.stop_reason,

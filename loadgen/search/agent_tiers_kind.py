@@ -34,7 +34,11 @@ def list_row(output_dir: Path) -> ListRow:
 
 
 def compare_side(output_dir: Path) -> NoReturn:
-    """Refuse several tiers as one side of a comparison. Raises UserError always."""
+    """Refuse several tiers as one side of a comparison.
+
+    Raises:
+        UserError: Always.
+    """
     folders = [result.folder for result in agent_tiers.read_tiers(output_dir).tiers]
     raise UserError(
         "unsupported",

@@ -54,7 +54,12 @@ class TierSearches:
     resume_dir: Path | None
 
     def plan(self) -> Iterator[PlannedSearch]:
-        """Yield the search at each tier. Raises UserError or CombinedError for a wrong option."""
+        """Yield the search at each tier.
+
+        Raises:
+            UserError: An option is wrong.
+            CombinedError: Several options are wrong.
+        """
         output_dir = self.choose_output_dir()
         for tier in self.tiers:
             yield self._plan_tier(tier, output_dir)
@@ -97,7 +102,9 @@ class TierSearches:
     def choose_output_dir(self) -> Path:
         """Return the folder to continue, else that of --out, else a new one.
 
-        Raises UserError or CombinedError for a wrong option.
+        Raises:
+            UserError: An option is wrong.
+            CombinedError: Several options are wrong.
         """
         _check_over_sessions(self.options)
         agent_tiers.check_tiers(self.tiers)
@@ -107,7 +114,12 @@ class TierSearches:
         return checked.settings.out or default_output_folder(f"tiers-{checked.workload.name}")
 
     def _check_tier(self, tier: str, invocation: Invocation) -> CheckedOptions:
-        """Return the options of the search at a tier. Raises UserError or CombinedError."""
+        """Return the checked options of the search at a tier.
+
+        Raises:
+            UserError: An option is wrong.
+            CombinedError: Several options are wrong.
+        """
         options = dataclasses.replace(self.options, tier=tier)
         return check_options(invocation, self.workload_name, options, None)
 

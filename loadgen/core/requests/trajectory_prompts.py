@@ -173,8 +173,9 @@ class TrajectoryPrompts:
         )
 
     def needs_replies(self, request_id: int) -> bool:
-        """Return True if a request continues a real response of the server."""
-        return self.history == "server" and self.locate(request_id).position > 0
+        """Return True if the prompt of a request contains responses that the server has sent."""
+        is_first_of_session = self.locate(request_id).position == 0
+        return self.history == "server" and not is_first_of_session
 
     def locate(self, request_id: int) -> SentTurn:
         """Find the session and the turn that a request id belongs to.
@@ -201,7 +202,10 @@ class TrajectoryPrompts:
     # -- lengths ---------------------------------------------------------------------------------
 
     def input_tokens(self, request_id: int) -> int | None:
-        """Return the content tokens of a prompt, with expected lengths of real responses."""
+        """Return the content tokens of a prompt.
+
+        A prompt contains earlier responses. Those of the server count with their expected lengths.
+        """
         return sum(part.tokens for part in self.prompt_parts(request_id))
 
     def requested_input_tokens(self, request_id: int) -> int | None:
@@ -222,16 +226,19 @@ class TrajectoryPrompts:
         tokens = self._count_tokens(sent.play.trajectory)
         system_part = PromptPart(self._owner_of_system_prompt(sent.play), tokens.system)
 
-        # The messages of the first turn include the system prompt.
-        message_tokens = sum(tokens.questions[: sent.recorded_turn + 1]) - tokens.system
+        # The messages up to this turn. Those of the first turn include the system prompt.
+        turn_count = sent.recorded_turn + 1
+        message_tokens = sum(tokens.questions[:turn_count]) - tokens.system
+
+        # The responses to all earlier turns.
         response_tokens = sum(
             self._response_tokens(sent, earlier_turn, tokens)
             for earlier_turn in range(sent.recorded_turn)
         )
-        conversation_part = PromptPart(
-            self._owner_of_conversation(sent.play), message_tokens + response_tokens
-        )
-        return [system_part, conversation_part]
+
+        conversation_tokens = message_tokens + response_tokens
+        owner = self._owner_of_conversation(sent.play)
+        return [system_part, PromptPart(owner, conversation_tokens)]
 
     def _owner_of_system_prompt(self, play: Play) -> tuple[str, int]:
         """Return an owner that is equal for all sessions with the same system prompt.
@@ -427,10 +434,13 @@ class TrajectoryPrompts:
 
 
 def _check_history(requests: Trajectories, *, has_tool_results: bool) -> None:
-    """Raise UserError if tool results would follow responses of the server that call no tool.
+    """Check that tool results follow the responses that call these tools.
 
     With `history: server`, earlier responses are those of the server, which may call different
     tools than the recorded responses, or none.
+
+    Raises:
+        UserError: The data set has tool results, and the history is that of the server.
     """
     if requests.history == "server" and has_tool_results:
         problem = (

@@ -11,9 +11,12 @@ from loadgen.core.accepted_lengths import AcceptedLengthTarget, parse_target
 
 
 def _validate_target(value: object) -> AcceptedLengthTarget | None:
-    """Return the target of a value in a file, or that of a stored workload.
+    """Return the accepted length that a value in a file stands for, or None without a value.
 
-    Raises `units.InvalidValueError` if the value is no accepted length.
+    The value is a number, a name, or an object in a stored workload.
+
+    Raises:
+        units.InvalidValueError: The value is no accepted length.
     """
     if value is None:
         return None

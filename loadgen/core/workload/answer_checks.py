@@ -190,7 +190,11 @@ def _validator_of(schema_text: str) -> Any:
 
 
 def _import_validators() -> Any:
-    """Return the module `jsonschema.validators`. Raises UserError if it is not installed."""
+    """Return the module `jsonschema.validators`.
+
+    Raises:
+        UserError: The package is not installed.
+    """
     try:
         from jsonschema import validators
     except ImportError:
@@ -243,10 +247,11 @@ def measure_agreement(first: str, second: str) -> float:
 
 def common_prefix_length(first: Sequence[str], second: Sequence[str]) -> int:
     """Return how many words two texts have in common before their first difference."""
-    for index, (first_word, second_word) in enumerate(zip(first, second, strict=False)):
-        if first_word != second_word:
+    shorter_length = min(len(first), len(second))
+    for index in range(shorter_length):
+        if first[index] != second[index]:
             return index
-    return min(len(first), len(second))
+    return shorter_length
 
 
 def normalize_text(text: str) -> str:

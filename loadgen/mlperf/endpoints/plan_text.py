@@ -206,5 +206,5 @@ def _round_up_hours(seconds: float) -> float:
 
 def _region_label(name: str) -> str:
     """Return the label of a region of concurrencies, by its name."""
-    label_by_name: dict[str, str] = {**REGION_LABELS}
+    label_by_name = {str(region_name): label for region_name, label in REGION_LABELS.items()}
     return label_by_name[name]

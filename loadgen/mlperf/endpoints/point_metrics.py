@@ -118,8 +118,10 @@ def _select_columns(stored: store.Stored) -> dict[str, NDArray[np.int64]]:
 
 def _tokens_by_issue(columns: dict[str, NDArray[np.int64]], log: QueryLog) -> NDArray[np.int64]:
     """Return the output tokens of each query in the order of issue, 0 if it did not complete."""
-    tokens = np.maximum(columns["output_tokens"][order_by_issue(columns)], 0)
-    return np.where(log.completed_ns != NEVER_NS, tokens, 0)
+    issue_order = order_by_issue(columns)
+    tokens = np.maximum(columns["output_tokens"][issue_order], 0)  # negative if it is not known
+    is_completed = log.completed_ns != NEVER_NS
+    return np.where(is_completed, tokens, 0)
 
 
 def _window_metrics(
@@ -183,8 +185,11 @@ def _compute_metrics(
 
 
 def _percentile_ms(samples_ns: NDArray[np.float64], quantile: float) -> float | None:
-    """Return a percentile in ms, without samples that are NaN. None if no sample is left."""
-    samples = np.sort(samples_ns[~np.isnan(samples_ns)])
-    if not len(samples):
+    """Return a percentile of samples in ms, without those that are NaN.
+
+    Return None if no sample is left.
+    """
+    known_samples_ns = samples_ns[~np.isnan(samples_ns)]
+    if len(known_samples_ns) == 0:
         return None
-    return lower_percentile(samples, quantile) / NS_PER_MS
+    return lower_percentile(np.sort(known_samples_ns), quantile) / NS_PER_MS

@@ -47,6 +47,7 @@ def interpolate_rate(rates: Sequence[ConcurrencyRate], concurrency: int) -> Conc
         growth = concurrency / highest.concurrency
         return ConcurrencyRate(concurrency, highest.response_s * growth)
 
+    # The measured concurrencies below and above.
     upper_index = next(
         index for index, rate in enumerate(ordered) if rate.concurrency >= concurrency
     )

@@ -449,7 +449,14 @@ def _check_offline_throughput(result: CurveResult, offline: PointResult) -> Rule
 
 
 def _check_runs(result: CurveResult) -> Iterator[RuleCheck]:
-    """Yield the checks of section 6 and of the accounting in section 9.1."""
+    """Yield the checks of single runs: section 6, and the accounting in section 9.1."""
+    yield from _check_loads(result)
+    yield from _check_passes(result)
+    yield from _check_accounting(result.points)
+
+
+def _check_loads(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of the data set, the load, the duration and the warm-up of each run."""
     size = result.curve.dataset_size
     official_size = rules.dataset_lengths(result.curve.benchmark).samples
     points = result.points
@@ -482,6 +489,15 @@ def _check_runs(result: CurveResult) -> Iterator[RuleCheck]:
         lambda _: "with a warm-up",
         otherwise="flagged",
     )
+
+
+def _check_passes(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of the passes of each run, which send each sample of the data set once.
+
+    The last check is about the streaming of responses.
+    """
+    size = result.curve.dataset_size
+    points = result.points
     yield _check_points(
         "6.4",
         f"complete passes of the data set of {size:,} samples",
@@ -506,6 +522,10 @@ def _check_runs(result: CurveResult) -> Iterator[RuleCheck]:
         lambda _: "not streamed",
         otherwise="flagged",
     )
+
+
+def _check_accounting(points: Sequence[PointResult]) -> Iterator[RuleCheck]:
+    """Yield the checks of the numbers of queries, the servers and the load generator."""
     yield _check_points(
         "9.1",
         "completed and failed queries add up to the issued ones",
