@@ -340,5 +340,8 @@ def _estimate_variation(
 
 
 def _find_withheld_reason(loadgen_run: LoadgenRun, name: LatencyName, statistic: str) -> str:
-    """Return why loadgen does not report a statistic of a latency, or "" if it does."""
+    """Return why loadgen does not report a statistic of a latency, or "" if it does.
+
+    For example, a run with coarse timestamps does not report the p99 of short latencies.
+    """
     return loadgen_run.summary.withheld_reason(name, statistic)

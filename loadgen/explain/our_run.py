@@ -84,7 +84,7 @@ class LoadgenRun:
         return len(self.all_requests.columns) > len(self.measured.columns)
 
     def select_requests(self, *, includes_warm_up: bool) -> SuccessfulRequests:
-        """Return the requests that count."""
+        """Return the measured requests, or also those of the warm-up."""
         return self.all_requests if includes_warm_up else self.measured
 
     def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
@@ -125,11 +125,13 @@ class LoadgenRun:
         # The error of a logarithm is a relative error: 0.02 is 2 % of the percentile.
         fraction = PERCENTILES[statistic]
         relative_error = estimate_percentile_error(values_ns, fraction).error
-        return relative_error * quantile_of(values_ns, fraction) / NS_PER_MS
+        percentile_ns = quantile_of(values_ns, fraction)
+        return relative_error * percentile_ns / NS_PER_MS
 
     def count_successful(self, *, includes_warm_up: bool = False) -> int:
-        """Return the number of successful requests that count."""
-        return int(self.select_requests(includes_warm_up=includes_warm_up).is_successful.sum())
+        """Return the number of successful requests, with or without those of the warm-up."""
+        requests = self.select_requests(includes_warm_up=includes_warm_up)
+        return int(requests.is_successful.sum())
 
     def compute_mean_tokens(self, field: str, *, includes_warm_up: bool = False) -> float | None:
         """Return the mean input or output tokens of successful requests, or None if unknown.
@@ -144,7 +146,7 @@ class LoadgenRun:
         return float(known_tokens.mean()) if len(known_tokens) else None
 
     def _select_samples(self, latency: DefinedLatency) -> LatencySamples:
-        """Return the samples of the requests that count."""
+        """Return the samples of the measured requests, or also those of the warm-up."""
         return self._all_samples if latency.includes_warm_up else self._measured_samples
 
     def _compute_ordered_values(self, latency: DefinedLatency) -> WeightedValues:
@@ -185,16 +187,17 @@ def _select_all_successful(rows: NDArray[np.void]) -> SuccessfulRequests:
     """Return the requests of a run, of which those that succeeded with a token are marked."""
     columns = Columns(rows)
     has_token = columns["first_token_ns"] >= 0
-    return SuccessfulRequests(columns, columns.has_status(OK) & has_token)
+    is_successful = columns.has_status(OK) & has_token
+    return SuccessfulRequests(columns, is_successful)
 
 
 def _select_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> list[Histogram]:
     """Return the histograms of the measured load stages, or all if the run has no stages."""
     if not manifest.stages:
         return list(gaps)
-    return [
-        gaps[index] for index, stage in enumerate(manifest.stages[: len(gaps)]) if stage.measured
-    ]
+
+    stages_with_gaps = manifest.stages[: len(gaps)]
+    return [gaps[index] for index, stage in enumerate(stages_with_gaps) if stage.measured]
 
 
 def compute_value_statistic(

@@ -198,10 +198,12 @@ def split_difference(
         redefinition_steps: How many of the first steps replace definitions. The later steps
             describe how the runs differ. None if all steps replace definitions.
     """
+    # The values after the steps that replace definitions, and after all steps.
     definition_steps = steps if redefinition_steps is None else steps[:redefinition_steps]
     redefined_value = definition_steps[-1].value if definition_steps else loadgen_value
     explained_value = steps[-1].value if steps else loadgen_value
 
+    # How much of the difference the steps explain.
     difference = other_value - loadgen_value
     unexplained = other_value - explained_value
     largest_value = max(abs(loadgen_value), abs(other_value))
@@ -234,8 +236,8 @@ def _sum_changes(first_value: float, steps: Sequence[MetricStep]) -> dict[PartNa
     changes: dict[PartName, float] = {}
     previous_value = first_value
     for step in steps:
-        change_before = changes.get(step.name, 0.0)
-        changes[step.name] = change_before + step.value - previous_value
+        sum_before = changes.get(step.name, 0.0)
+        changes[step.name] = sum_before + step.value - previous_value
         previous_value = step.value
     return changes
 

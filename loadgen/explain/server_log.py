@@ -149,7 +149,8 @@ def read_server_times(path: Path, response_count: int | None) -> ServerTimes:
 def _read_log(path: Path) -> SentRequests:
     """Return the requests in a log of a simulated server.
 
-    Raises UserError if the file cannot be read or is no log.
+    Raises:
+        UserError: The file cannot be read, or is no log.
     """
     try:
         return parse_log(path.read_bytes())

@@ -52,17 +52,17 @@ def _section(heading: str, check: CurveCheck, *, is_checkable: bool) -> Section:
         check: The checks of all rules.
         is_checkable: Selects the rules.
     """
-    selected = [
-        rule_check
-        for rule_check in check.checks
-        if (rule_check.outcome != "not checkable") == is_checkable
-    ]
     head = ("section", "", "rule", "found") if is_checkable else ("section", "rule", "reason")
-    rows = [_row(rule_check, is_checkable=is_checkable) for rule_check in selected]
+    rows = []
+    for rule_check in check.checks:
+        is_rule_checkable = rule_check.outcome != "not checkable"
+        if is_rule_checkable == is_checkable:
+            rows.append(_row(rule_check, is_checkable=is_checkable))
     return section(heading, Table(head, rows, kind="prose"))
 
 
 def _row(check: RuleCheck, *, is_checkable: bool) -> list[str]:
+    """Return the table row of a rule. A rule that cannot be checked has no outcome."""
     if is_checkable:
         return [check.section, OUTCOME_LABELS[check.outcome], check.rule, check.value]
     return [check.section, check.rule, check.value]

@@ -250,21 +250,34 @@ def _identity(curve: StoredCurve) -> StoredCurve:
 
 
 def read_curve(output_dir: Path) -> StoredCurve:
-    """Return the curve of a directory. Raises UserError if there is none, or if it is damaged."""
+    """Return the curve that a directory was created for.
+
+    Raises:
+        UserError: The directory has no curve, or the file is damaged.
+    """
     path = _existing_file(output_dir, CURVE_FILE)
     return decode_json(path.read_bytes(), StoredCurve, str(path), "a curve of MLPerf Endpoints")
 
 
 def read_result(output_dir: Path) -> CurveResult:
-    """Return the stored result. Raises UserError if there is none, or if it is damaged."""
+    """Return the stored result of a curve.
+
+    Raises:
+        UserError: The directory has no result, or the file is damaged.
+    """
     path = _existing_file(output_dir, RESULT_FILE)
     return decode_json(path.read_bytes(), CurveResult, str(path), "a result of MLPerf Endpoints")
 
 
 def _existing_file(output_dir: Path, name: str) -> Path:
-    """Return the path of a file of a result. Raises UserError if it does not exist."""
+    """Return the path of a file in the directory of a curve.
+
+    Raises:
+        UserError: The directory or the file does not exist, or the directory has links.
+    """
     if not output_dir.is_dir():
         raise missing_result(output_dir, RUN_AGAIN)
+
     refuse_links(output_dir)
     path = output_dir / name
     if not path.is_file():
