@@ -40,7 +40,7 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_answers(sides: Sequence[Side], confidence: float) -> Iterator[AnswerDifference]:
-    """Yield whether the share of right answers of each side differs from that of the first side.
+    """Yield how the share of right answers differs between each side and the first side.
 
     A side is a server with all its runs. Sides without checked answers are left out.
 

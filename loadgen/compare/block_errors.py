@@ -136,8 +136,8 @@ def estimate_token_rate(
 ) -> EstimateOrReason:
     """Return the logarithm of the rate of output tokens in the steady state, with its error.
 
-    The steady state is the time in which the load is constant. It is cut into equal intervals, and
-    the standard error follows from how much the rates in these intervals differ.
+    The steady state is the time in which the load is constant. The steady state is cut into equal
+    intervals, and the standard error follows from how much the rates in these intervals differ.
 
     Args:
         windows: The steady-state window of each run.
@@ -177,7 +177,7 @@ UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
 def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
     """Return the standard error of the logarithm of a metric, from the variation within runs.
 
-    It is a lower bound for the error that repeated runs show: two or three runs may agree by
+    The error that repeated runs show should not be smaller, but two or three runs may agree by
     chance. Return UNKNOWN_BLOCK_ERROR if the runs have too few requests.
     """
     latencies = _clip_to_positive(_concatenate_samples(runs, metric))

@@ -125,9 +125,9 @@ def _refuse_two_lengths(invocation: Invocation) -> None:
 def _choose_group_count(total_s: float) -> int:
     """Return into how many groups of blocks a time is divided.
 
-    Blocks of DEFAULT_BLOCK_S are usual. If less than FEWEST_DEFAULT_GROUPS groups of these fit into
-    the time, the blocks are shorter. They are not shorter than SHORT_BLOCK_S, so that a very short
-    time has fewer groups, but at least MIN_GROUPS.
+    Blocks of DEFAULT_BLOCK_S are usual. If fewer than FEWEST_DEFAULT_GROUPS groups of usual blocks
+    fit into the time, the blocks are shorter. Blocks are not shorter than SHORT_BLOCK_S, so a very
+    short time has fewer groups, but at least MIN_GROUPS.
     """
     usual_group_s = BLOCKS_PER_GROUP * DEFAULT_BLOCK_S
     usual_groups = round(total_s / usual_group_s)

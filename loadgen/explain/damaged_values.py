@@ -87,8 +87,8 @@ def _find_field(numbers: list[FileNumber], metric: str, value: float) -> FileNum
 
     Args:
         numbers: All numbers of the file, which may have other units.
-        metric: The name of the metric. It is the path if the metric is no single number of the
-            file, but was computed from several ones.
+        metric: The name of the metric. The name is the path if the metric is no single number of
+            the file, but was computed from several ones.
         value: The value of the metric.
     """
     for number in numbers:

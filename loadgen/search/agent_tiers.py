@@ -126,7 +126,7 @@ def read_tiers(output_dir: Path) -> StoredTiers:
 
 
 def _check_folder_names(stored: StoredTiers, path: Path) -> None:
-    """Check that each folder in `tiers.json` is that of a search at its tier.
+    """Check that each folder in `tiers.json` has the name of a search at its tier.
 
     A file that somebody has changed could name a folder elsewhere on the disk.
 

@@ -100,7 +100,7 @@ class TierSearches:
         return exit_code
 
     def choose_output_dir(self) -> Path:
-        """Return the folder to continue, else that of --out, else a new one.
+        """Return the folder to continue, else the folder of --out, else a new folder.
 
         Raises:
             UserError: An option is wrong.
@@ -155,7 +155,7 @@ class TierSearches:
             raise UserError("mismatch", problem, str(output_dir), hint)
 
     def _begin(self, output_dir: Path, first_search: PlannedSearch) -> StoredTiers:
-        """Return the stored tiers of a folder that is continued, or store those of a new one."""
+        """Return the tiers stored in a folder. A folder without tiers gets the requested ones."""
         if agent_tiers.has_tiers(output_dir):
             return agent_tiers.read_tiers(output_dir)
 

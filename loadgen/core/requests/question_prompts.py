@@ -80,7 +80,7 @@ class QuestionPrompts(FilePrompts):
         """Return the largest number of output tokens of a row's response.
 
         The limit comes from the row itself, else from `output_tokens` of the workload, else from a
-        default. It is never exact, because an answer forced to a length cannot be right.
+        default. The number is never exact, because an answer forced to a length cannot be right.
         """
         if row.output_tokens is not None:
             return OutputLength(row.output_tokens, is_exact=False)

@@ -262,8 +262,8 @@ class TrajectoryPrompts:
     def _response_tokens(self, sent: SentTurn, turn: int, tokens: _RecordedTokens) -> int:
         """Return the expected tokens of the response to an earlier turn of the same session.
 
-        A prompt contains the responses to all earlier turns. These are the recorded responses, or
-        the responses of the server to the turns that were sent in this run.
+        A prompt contains the responses to all earlier turns: either the recorded responses, or the
+        responses of the server to the turns that were sent in this run.
 
         Args:
             sent: The turn whose prompt contains the response.

@@ -46,7 +46,7 @@ def add_questions(requests: Requests, overrides: Overrides, errors: DocumentErro
     For example, 5 % of the requests become questions whose right response is known.
 
     Args:
-        requests: The requests of the workload. They are returned unchanged without a file.
+        requests: The requests of the workload, which are returned unchanged without a file.
         overrides: The options of the command line, with the file and the share of the questions.
         errors: Receives an error for an option that cannot be applied.
     """

@@ -54,7 +54,7 @@ def refuse_trajectory_options(overrides: Overrides, errors: DocumentErrors) -> N
 def keep_trajectory_fields(
     requests_of_file: object, new_fields: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Return the fields that replace those of a workload file, with the settings of its sessions.
+    """Return the new fields of a workload file, with the old settings of recorded sessions.
 
     If the file sends recorded sessions and the new requests are recorded sessions, too, only the
     data set is replaced. If the new requests are others, the names of the settings that are lost

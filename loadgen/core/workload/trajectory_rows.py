@@ -229,7 +229,7 @@ def _has_question(messages: list[Message]) -> bool:
 def _split_questions(messages: list[Message]) -> list[RecordedTurn]:
     """Split messages without responses into turns, one for each message that needs a response.
 
-    A system message needs no response. It belongs to the turn of the next message.
+    A system message needs no response, and belongs to the turn of the next message.
     """
     turns: list[RecordedTurn] = []
     new_messages: list[Message] = []

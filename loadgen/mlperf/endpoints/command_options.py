@@ -255,7 +255,8 @@ def _parse_offline(text: str) -> OfflineChoice:
 def _parse_concurrencies(options: CurveOptions, offline: OfflineChoice) -> list[int]:
     """Return the concurrencies of the measurement points.
 
-    They are listed by --concurrency, or else spread from --c-min to --c-max, as many as --points.
+    The option --concurrency lists the concurrencies. Without this option, as many concurrencies as
+    --points says are spread from --c-min to --c-max.
 
     Raises:
         UserError: An option is missing or wrong.

@@ -188,8 +188,8 @@ def plan_point(
 def _needed_passes(point: CurvePoint, pass_s: float) -> int:
     """Return how many passes over the data set a run needs for a long enough steady window.
 
-    An Offline run, which sends all queries at once, needs no window. It only has to last as long as
-    the window of other runs (sections 5.7.3 and 6.2 of the rules).
+    An Offline run, which sends all queries at once, needs no window. The run only has to last as
+    long as the window of other runs (sections 5.7.3 and 6.2 of the rules).
 
     Args:
         point: The measurement point.

@@ -186,8 +186,8 @@ def _warmup(point: PointResult) -> JsonObject:
 def _result_summary(point: PointResult) -> JsonObject:
     """Return the content of `result_summary.json`, in the form of the reference client.
 
-    It has the metrics of the complete run, and of the steady window if there is one. Times are in
-    nanoseconds.
+    The file has the metrics of the complete run, and of the steady window if there is one. Times
+    are in nanoseconds.
     """
     total = point.total
     summary: JsonObject = {

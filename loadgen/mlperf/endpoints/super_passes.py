@@ -188,7 +188,7 @@ def _split_samples(samples: NDArray[np.float64], size: int) -> SampleGroups:
 def lower_percentile(sorted_samples: NDArray[np.float64], quantile: float) -> float:
     """Return the sample at index int(quantile * (count - 1)), NaN if there is none.
 
-    The reference detector of MLPerf Endpoints uses this index. It never interpolates.
+    The reference detector of MLPerf Endpoints uses this index and never interpolates.
     """
     if len(sorted_samples) == 0:
         return float("nan")

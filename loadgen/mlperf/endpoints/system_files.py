@@ -219,7 +219,12 @@ def _sourced_power(power_kw: float, source: str) -> JsonObject:
 
 
 def _node_set(nodes: int, power_of_node: JsonObject) -> JsonObject:
-    """Return the nodes of the system, whose power is published as that of a node (E.3)."""
+    """Return the description of the nodes (servers) of the system, with the power of one node.
+
+    Args:
+        nodes: The number of nodes.
+        power_of_node: The published power of one node (Appendix E.3 of the rules).
+    """
     return {
         "node_set_id": NODE_TYPE_ID,
         "system_node_ensemble_id": NODE_TYPE_ID,
