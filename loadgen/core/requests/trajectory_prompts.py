@@ -174,8 +174,10 @@ class TrajectoryPrompts:
 
     def needs_replies(self, request_id: int) -> bool:
         """Return True if the prompt of a request contains responses that the server has sent."""
+        if self.history != "server":
+            return False
         is_first_of_session = self.locate(request_id).position == 0
-        return self.history == "server" and not is_first_of_session
+        return not is_first_of_session
 
     def locate(self, request_id: int) -> SentTurn:
         """Find the session and the turn that a request id belongs to.
