@@ -73,16 +73,16 @@ def explain_difference(
     loadgen_run = _open_loadgen_run(loadgen_path)
     other_result = read_other_result(other_path, server_log)
     comparability = check_comparability(loadgen_run, other_result)
-    log_differences = list_log_differences(loadgen_run, other_result)
-
-    if not allow_differences and comparability.differences:
+    if comparability.differences and not allow_differences:
         raise UserError(
             "mismatch",
             f"the results are of different loads: {'; '.join(comparability.differences)}",
             f"{loadgen_path} and {other_path}",
             "measure the same load with both tools, or add --anyway to explain them nevertheless",
         )
-    if not allow_differences and log_differences:
+
+    log_differences = list_log_differences(loadgen_run, other_result)
+    if log_differences and not allow_differences:
         raise UserError(
             "mismatch",
             f"this is not the log of the other run: {'; '.join(log_differences)}",
