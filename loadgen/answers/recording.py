@@ -73,9 +73,8 @@ def record_reference(
     failures = [failure for recording in recordings for failure in recording.failures]
 
     # One tuple for each question, with its response in each recording.
-    responses_by_question = [
-        tuple(recording.texts[index] for recording in recordings) for index in range(len(questions))
-    ]
+    texts_of_recordings = [recording.texts for recording in recordings]
+    responses_by_question = list(zip(*texts_of_recordings, strict=True))
 
     rows = list(_recorded_rows(questions, responses_by_question, options))
     if not rows:
@@ -113,8 +112,7 @@ def _recorded_rows(
     """
     default_max_tokens = options.max_tokens or DEFAULT_OUTPUT_TOKENS
 
-    for index, question in enumerate(questions):
-        responses = responses_by_question[index]
+    for question, responses in zip(questions, responses_by_question, strict=True):
         has_failed_request = None in responses
         if has_failed_request:
             continue

@@ -230,12 +230,10 @@ def list_part_shares(metric: ExplainedMetric) -> list[PartShare]:
     rounded_percentages = _round_to_100(percentages)
 
     shares = []
-    for index, (label, change) in enumerate(change_by_label.items()):
-        percent = rounded_percentages[index]
-        is_optional = label in OPTIONAL_LABELS
-        is_left_out = is_optional and percent == 0
+    for label, percent in zip(change_by_label, rounded_percentages, strict=True):
+        is_left_out = label in OPTIONAL_LABELS and percent == 0
         if not is_left_out:
-            shares.append(PartShare(label, change, percent))
+            shares.append(PartShare(label, change_by_label[label], percent))
     return shares
 
 

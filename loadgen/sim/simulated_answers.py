@@ -75,14 +75,11 @@ def simulate_responses(
     ok_in_flight_counts = in_flight_counts[is_ok].tolist()
 
     responses = []
-    for index, slot in enumerate(ok_slots):
+    for slot, in_flight in zip(ok_slots, ok_in_flight_counts, strict=True):
         question = find_question(slot)
-        if question is None:
-            continue
-
-        known = known_answers[question]
-        in_flight = ok_in_flight_counts[index]
-        responses.append(simulate_response(known, question, slot, in_flight, defects))
+        if question is not None:
+            known = known_answers[question]
+            responses.append(simulate_response(known, question, slot, in_flight, defects))
     return responses
 
 
