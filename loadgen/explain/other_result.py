@@ -170,7 +170,7 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
     document = _read_document(file_path)
     refuse_damaged_values(result, document, definitions)
 
-    # The log may have requests from before, so only the last ones are read.
+    # The log may begin with requests from before the load, so only the last ones count.
     server_times = None
     if server_log is not None:
         ok_count = result.metrics.get("requests.ok")

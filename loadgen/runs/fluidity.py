@@ -100,7 +100,8 @@ def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
     """Return the objective for token deadlines with the deadlines, or "" if there is none.
 
     The deadlines are, for example, "deadlines 2,000 ms, then 50 ms per token": the first token has
-    to arrive within 2,000 ms, and each later one 50 ms after the token before it.
+    to arrive within 2,000 ms, and the deadline of each later one is 50 ms after that of the token
+    before it.
     """
     fluidity = _find_fluidity(scope)
     if fluidity is None or fluidity.objective is None:

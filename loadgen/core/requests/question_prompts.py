@@ -64,7 +64,7 @@ class QuestionPrompts(FilePrompts):
     def row_of(self, request_id: int) -> int:
         """Return the index of the row that a request sends.
 
-        The rows are used in the order of the file or in a random order, and then from the first.
+        The rows are sent in the order of the file or in a random order, and repeat after the last.
         """
         position = request_id % len(self.rows)
         if self._row_order is None:
