@@ -145,8 +145,8 @@ def estimate_token_rate(
         value: The rate in the summary, in tokens per second.
     """
     rates_per_s: list[float] = []
-    for run_index, run in enumerate(runs):
-        intervals_of_window = divide_steady_state(windows[run_index])
+    for window, run in zip(windows, runs, strict=True):
+        intervals_of_window = divide_steady_state(window)
         if not intervals_of_window:
             return EstimateOrReason(None, "no steady-state window")
         rates_per_s += [_compute_token_rate(run, interval) for interval in intervals_of_window]

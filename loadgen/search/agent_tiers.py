@@ -147,16 +147,11 @@ def update_tiers(output_dir: Path, stored: StoredTiers) -> StoredTiers:
     A tier stands for limits on latency. A search finds how many agents the server can serve within
     these limits, and stores its result in a folder of its own.
     """
-    searches = []
-    results = []
-    for tier_result in stored.tiers:
-        search = _read_search(output_dir / tier_result.folder)
-        searches.append(search)
-        if search is None:
-            results.append(tier_result)
-        else:
-            results.append(_read_result(output_dir, tier_result, search))
-
+    searches = [_read_search(output_dir / result.folder) for result in stored.tiers]
+    results = [
+        result if search is None else _read_result(output_dir, result, search)
+        for result, search in zip(stored.tiers, searches, strict=True)
+    ]
     return msgspec.structs.replace(
         stored,
         tiers=tuple(results),

@@ -180,8 +180,8 @@ class TierSearches:
         The searches after one that the user interrupts are not begun.
         """
         highest_code = 0
-        for index, search in enumerate(planned):
-            print_status(f"Tier {self.tiers[index]} ({index + 1} of {len(self.tiers)})")
+        for number, (tier, search) in enumerate(zip(self.tiers, planned, strict=True), 1):
+            print_status(f"Tier {tier} ({number} of {len(self.tiers)})")
             code = run_planned_search(search, self.invocation, "none", full=False)
             highest_code = max(highest_code, code)
             if code == INTERRUPTED:

@@ -296,9 +296,10 @@ def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[fl
     """
     step_x: list[float] = list(x[:1])
     step_y: list[float] = list(y[:1])
-    for index in range(1, len(x)):
-        step_x += [x[index], x[index]]
-        step_y += [y[index - 1], y[index]]
+    next_points = zip(x[1:], y[1:], strict=True)
+    for index, (next_x, next_y) in enumerate(next_points):
+        step_x += [next_x, next_x]
+        step_y += [y[index], next_y]
     return step_x, step_y
 
 

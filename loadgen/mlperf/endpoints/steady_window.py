@@ -514,8 +514,8 @@ def _choose_plateau(
         plateaus: The steady ranges, in the order of time.
         needs: How long each of them has to last.
     """
-    for index, plateau in enumerate(plateaus):
-        if plateau.duration_s >= needs[index].needed_s:
+    for index, (plateau, need) in enumerate(zip(plateaus, needs, strict=True)):
+        if plateau.duration_s >= need.needed_s:
             return _PlateauChoice(index, is_long_enough=True)
 
     durations_s = [plateau.duration_s for plateau in plateaus]
