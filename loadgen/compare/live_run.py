@@ -94,9 +94,9 @@ def run_live(live: LiveRun) -> LiveOutcome:
     block, the files are written before the error is raised.
 
     Raises:
-        LoadgenError: A target does not respond.
-        CombinedError: Neither target responds.
         UserError: The directory has other results.
+        LoadgenError: One target cannot be used. A TargetError if it stops responding later.
+        CombinedError: Both targets cannot be used.
     """
     _check_directory(live.output_dir, live.plan)
     reader = BlockReader(live.output_dir)

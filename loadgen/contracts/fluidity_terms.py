@@ -42,8 +42,8 @@ def collect_missed_fractions(loaded_runs: Sequence[LoadedRun]) -> list[TimedValu
 
     Raises:
         UnmeasurableError: A run has no token times.
-        EstimateError: Too many requests of a run are unfinished, or no response of a run has token
-            deadlines.
+        EstimateError: A run does not report its fluidity index, no response of it has token
+            deadlines, or too many of its requests are unfinished.
     """
     return [_collect_of_run(loaded_run) for loaded_run in loaded_runs]
 
@@ -56,7 +56,8 @@ def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
 
     Raises:
         UnmeasurableError: The run has no token times.
-        EstimateError: Too many requests are unfinished, or no response has token deadlines.
+        EstimateError: The run does not report its fluidity index, no response has token deadlines,
+            or too many requests are unfinished.
     """
     run, columns = loaded_run
     deadline_counts = run.deadline_counts

@@ -91,7 +91,7 @@ def _measure_rate(
         UserError: No request completed.
     """
     requests_per_round = point.concurrency
-    request_count = _choose_trial_size(point, is_simulated_server=settings.virtual)
+    request_count = _choose_trial_size(point, is_virtual=settings.virtual)
 
     folder_of_requests = folder.parent  # the file with the requests is no result of the run
     workload = build_workload(point, data, seed_set, request_count, folder_of_requests)
@@ -103,12 +103,12 @@ def _measure_rate(
     return ConcurrencyRate(point.concurrency, response_s)
 
 
-def _choose_trial_size(point: CurvePoint, *, is_simulated_server: bool) -> int:
+def _choose_trial_size(point: CurvePoint, *, is_virtual: bool) -> int:
     """Return how many requests the short run at a measurement point sends.
 
-    A simulated server takes no real time, so its run has more requests than that on a real server.
+    A simulation in virtual time is fast, so it has more requests than a run in real time.
     """
-    least_requests = MIN_TRIAL_REQUESTS if is_simulated_server else MIN_REAL_TRIAL_REQUESTS
+    least_requests = MIN_TRIAL_REQUESTS if is_virtual else MIN_REAL_TRIAL_REQUESTS
     rounds = OFFLINE_TRIAL_ROUNDS if point.is_offline_run else TRIAL_ROUNDS
     return max(rounds * point.concurrency, least_requests)
 

@@ -88,7 +88,7 @@ def _build_window_fields(window: SteadyWindow, size: int, log: QueryLog) -> Wind
 
 
 def _build_anomaly_fields(shift: LevelShift) -> AnomalyFields:
-    """Return a step of the latency to another level, as percentage and with its place."""
+    """Return the place and the size in percent of a step of TPOT to another level."""
     return AnomalyFields(
         change_point_super_pass=shift.super_pass, delta_pct=round(100 * shift.change, 3)
     )
