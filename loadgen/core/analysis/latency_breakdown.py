@@ -650,15 +650,14 @@ def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
     # moves the SLOWEST_COUNT largest values to the end of the array, with the smallest one first.
     smallest_listed = UNDEFINED
     if len(values) > SLOWEST_COUNT:
-        partitioned_values = np.partition(values, -SLOWEST_COUNT)
-        smallest_listed = partitioned_values[-SLOWEST_COUNT]
+        smallest_listed = np.partition(values, -SLOWEST_COUNT)[-SLOWEST_COUNT]
 
     # Because of equal values, there may be more than SLOWEST_COUNT candidates.
     is_candidate = (values >= smallest_listed) & (values != UNDEFINED)
     candidates = np.flatnonzero(is_candidate)
 
-    # Sort the candidates by descending value, and equal values by scheduled time. The first key of
-    # `lexsort` is its last argument.
+    # Sort the candidates by descending value, and equal values by scheduled time. The last key of
+    # `lexsort` counts first.
     due_ns = requests["due_ns"][candidates]
     slowest_first = np.lexsort((due_ns, -values[candidates]))
     sorted_candidates = candidates[slowest_first]

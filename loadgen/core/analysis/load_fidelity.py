@@ -108,8 +108,7 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
 
         # The requested mean gap is 1 / rate, in seconds.
         sent_ns = np.sort(columns["sent_ns"][selected])
-        gaps_ns = np.diff(sent_ns)
-        gaps_of_stages.append(gaps_ns * stage.rate / 1e9)
+        gaps_of_stages.append(np.diff(sent_ns) * stage.rate / 1e9)
 
     return join_arrays(gaps_of_stages)
 

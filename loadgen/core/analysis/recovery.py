@@ -382,9 +382,8 @@ def _groups_with_share(is_good: NDArray[np.bool_], min_share: float) -> NDArray[
         min_share: The share of the requests of a group that must be good.
     """
     is_bad = np.logical_not(is_good)
-    is_request = np.ones(len(is_good), np.int64)
     bad_counts = _sum_by_group(is_bad)
-    request_counts = _sum_by_group(is_request)
+    request_counts = _sum_by_group(np.ones(len(is_good), np.int64))
 
     # 20 * (1 - 0.9) is a little less than 2, because floats are rounded.
     max_bad_counts = request_counts * (1 - min_share) + ROUNDING

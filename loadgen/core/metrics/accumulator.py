@@ -807,10 +807,10 @@ def _time_request_amounts(columns: Columns, name: RequestAmount, slo: Slo | None
     if name == "input":
         return _time_prompt_tokens(columns)
 
-    is_counted = columns.is_ok
     if name == "good" and slo is not None:
-        is_counted = outcomes.meets_slo(columns, slo)
-    return _time_request_ends(columns, is_counted)
+        return _time_request_ends(columns, outcomes.meets_slo(columns, slo))
+
+    return _time_request_ends(columns, columns.is_ok)
 
 
 def _time_prompt_tokens(columns: Columns) -> TimedAmounts:

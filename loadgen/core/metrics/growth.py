@@ -118,18 +118,15 @@ def measure_replicas(
     all_series = []
     for key, rows in group_by_key(requests.replica_key):
         blocks = requests.block[rows]
-        ttft_ns = requests.ttft_ns[rows]
-        prompt_tokens = requests.prompt_tokens[rows]
-        output_tokens = requests.output_tokens[rows]
 
         # `missing` is the value of a request that has no TTFT, or an unknown number of tokens.
         replica_series = ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
             in_flight=in_flight_by_replica.get(key, nothing_in_flight),
-            ttft_ns=_block_means(ttft_ns, blocks, missing=UNDEFINED),
-            prompt_tokens=_block_means(prompt_tokens, blocks, missing=UNKNOWN),
-            output_tokens=_block_means(output_tokens, blocks, missing=UNKNOWN),
+            ttft_ns=_block_means(requests.ttft_ns[rows], blocks, missing=UNDEFINED),
+            prompt_tokens=_block_means(requests.prompt_tokens[rows], blocks, missing=UNKNOWN),
+            output_tokens=_block_means(requests.output_tokens[rows], blocks, missing=UNKNOWN),
         )
         all_series.append(replica_series)
 
