@@ -229,7 +229,10 @@ def measure_answers(
     in_flight_counts = count_in_flight(
         rows["sent_ns"], rows["done_ns"], np.array(send_times_ns, np.int64)
     )
-    return list(map(MeasuredAnswer, measured_answers, in_flight_counts.tolist()))
+    return [
+        MeasuredAnswer(answer, in_flight)
+        for answer, in_flight in zip(measured_answers, in_flight_counts.tolist(), strict=True)
+    ]
 
 
 def _find_send_times(rows: NDArray[np.void], is_selected: NDArray[np.bool_]) -> dict[int, int]:
@@ -278,7 +281,7 @@ def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | 
     Return None if the number of requests in flight varies too little for a comparison.
     """
     in_flight = np.array([answer.in_flight for answer in answers], np.int64)
-    thresholds = _limits_to_compare(in_flight)
+    thresholds = _thresholds_to_compare(in_flight)
     if not thresholds:
         return None
 
@@ -305,7 +308,7 @@ def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | 
     )
 
 
-def _limits_to_compare(in_flight: NDArray[np.int64]) -> list[int]:
+def _thresholds_to_compare(in_flight: NDArray[np.int64]) -> list[int]:
     """Return the powers of two that divide the responses into two large enough parts.
 
     Powers of two, because servers use different code for batches of more than such a size.
@@ -320,15 +323,15 @@ def _limits_to_compare(in_flight: NDArray[np.int64]) -> list[int]:
     min_part = max(MIN_PART, MIN_PART_SHARE * response_count)
     max_in_flight = int(in_flight.max())
 
-    limits = []
-    limit = 1
-    while limit < max_in_flight:
-        above_count = int((in_flight > limit).sum())
+    thresholds = []
+    threshold = 1
+    while threshold < max_in_flight:
+        above_count = int((in_flight > threshold).sum())
         below_count = response_count - above_count
         if min(above_count, below_count) >= min_part:
-            limits.append(limit)
-        limit *= 2
-    return limits
+            thresholds.append(threshold)
+        threshold *= 2
+    return thresholds
 
 
 def _strata_by_question(
