@@ -188,7 +188,7 @@ def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
 
 
 def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float:
-    """Return the total growth of all counters with some end of their names, such as "_sum".
+    """Return the total growth of all counters whose names have an end such as "_sum".
 
     The growth of a counter is its last value minus its first value.
 

@@ -173,7 +173,7 @@ def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
     The method of batch means divides the values into blocks of time. The result is None if there
     are too few values for an error.
     """
-    # Several numbers of blocks are tried. The widest interval has the largest error.
+    # Several numbers of blocks are tried. The error is that of the widest interval.
     candidates = [intervals.batch_means(values, batches=count) for count in BLOCK_COUNTS]
     widest = max(candidates, key=lambda interval: interval.half_width)
 
@@ -252,7 +252,7 @@ def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> Scal
 
     Args:
         rates_of_intervals: The rates in equal intervals of time, in order of time.
-        value: The rate of the whole time, above 0.
+        value: The rate in the summary, above 0.
     """
     mean_rate = estimate_mean(np.array(rates_of_intervals))
     if mean_rate is None or mean_rate.value <= 0:
@@ -419,13 +419,7 @@ def _distribution_in_summary(metric: MetricDefinition, summary: Summary) -> Dist
     is_less_common = bool(metric.block)
     if is_less_common:
         return summary.other_metrics.get(metric.field)
-
-    has_field = metric.field in summary.__struct_fields__
-    if not has_field:
-        return None
-
-    distribution: Distribution | None = getattr(summary, metric.field)
-    return distribution
+    return getattr(summary, metric.field, None)
 
 
 def _sample_values(

@@ -190,7 +190,7 @@ def _measure_growth_in_window(
     window to the first read after it, or over all reads if the window is not known. Return None if
     no page has the counter.
     """
-    # The value of a point is the growth of the counter from the first read to one of the reads.
+    # The value of a point is the growth of the counter from the first read until this read.
     points = series.collect_points(samples, quantity)
     if not points:
         return None

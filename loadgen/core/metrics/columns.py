@@ -428,7 +428,7 @@ class Columns:
         """Return the indices among all records of positions among the selected ones."""
         if self._selection is None:
             return positions
-        is_mask = self._selection.dtype == bool
+        is_mask = _is_mask(self._selection)
         selected_rows = self._selection.nonzero()[0] if is_mask else self._selection
         return selected_rows[positions]
 
@@ -449,7 +449,7 @@ class Columns:
 
     def _selection_mask(self) -> NDArray[np.bool_] | None:
         """Return the selected rows as a mask, or None if all are selected."""
-        if self._selection is None or self._selection.dtype == bool:
+        if self._selection is None or _is_mask(self._selection):
             return self._selection
         mask = np.zeros(len(self._rows), bool)
         mask[self._selection] = True

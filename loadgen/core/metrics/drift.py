@@ -294,7 +294,8 @@ def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float
 def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
     """Return the blocks of time to report, with whether each is in the steady state.
 
-    A block without requests is left out if it is before the first block in the steady state.
+    A block without requests is left out, unless a block with requests in the steady state is before
+    it.
 
     Args:
         time_blocks: The latencies by block of time.

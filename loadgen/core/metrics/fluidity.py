@@ -138,8 +138,8 @@ def measure_fluidity(inputs: FluidityInputs) -> Fluidity | None:
     """Return the fluidity index of a run: the fraction of its token deadlines that were met.
 
     A token deadline is the time by which an output token has to arrive. Return None if the SLO sets
-    no deadlines. If the index cannot be computed, the result states the reason if the SLO has an
-    objective for the index, and is None otherwise.
+    no deadlines. If the SLO has no objective for the index, return None also without stored token
+    times or without responses that have them. Any other result without an index states the reason.
     """
     deadlines = inputs.slo.find_token_deadlines()
     if deadlines is None:

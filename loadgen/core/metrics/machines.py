@@ -67,7 +67,7 @@ def summarize_machines(
         manifest: The manifest of the run.
         window: The measurement window.
         reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. A request
-            is late if it was sent later than a share of this latency. None if the p50 is not known.
+            is late if its send was delayed by more than a share of it. None if it is not known.
         measured_stages: The records of each measured stage.
         samples: The samples that each worker took of itself.
     """
