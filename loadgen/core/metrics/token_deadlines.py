@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from loadgen.core.metrics.columns import join_arrays
 from loadgen.core.metrics.request_metrics import count_textless_tokens, streamed_tokens
 
 if TYPE_CHECKING:
@@ -145,14 +146,13 @@ def count_token_deadlines(
 
 def _list_responses(stages: Sequence[Columns]) -> _Responses:
     """Return the streamed successful responses of all stages, sorted by their slots."""
-    no_responses = _Responses(*[np.zeros(0, np.int64)] * len(_Responses._fields))
-    parts = [no_responses, *(_list_responses_of_stage(columns) for columns in stages)]
+    parts = [_list_responses_of_stage(columns) for columns in stages]
     responses = _Responses(
-        slots=np.concatenate([part.slots for part in parts]),
-        ttft_ns=np.concatenate([part.ttft_ns for part in parts]),
-        gap_counts=np.concatenate([part.gap_counts for part in parts]),
-        first_event_tokens=np.concatenate([part.first_event_tokens for part in parts]),
-        later_tokens=np.concatenate([part.later_tokens for part in parts]),
+        slots=join_arrays([part.slots for part in parts]),
+        ttft_ns=join_arrays([part.ttft_ns for part in parts]),
+        gap_counts=join_arrays([part.gap_counts for part in parts]),
+        first_event_tokens=join_arrays([part.first_event_tokens for part in parts]),
+        later_tokens=join_arrays([part.later_tokens for part in parts]),
     )
     order_by_slot = np.argsort(responses.slots, kind="stable")
     return responses.select(order_by_slot)
