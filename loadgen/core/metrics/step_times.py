@@ -207,14 +207,14 @@ def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
     durations_ns = tasks.end_ns - tasks.due_ns
     pauses_ns = _measure_pauses(tasks, preceding_turns)
 
-    # Only the turns on the critical path of a task delay its end.
-    durations_on_path_ns = np.where(is_on_path, durations_ns, 0)
-    pauses_on_path_ns = np.where(is_on_path, pauses_ns, 0)
+    # Only the turns on the critical path of a task delay its end. Each row is a task, so the sums
+    # over all tasks are those of the columns.
+    request_ns = np.where(is_on_path, durations_ns, 0).sum(axis=0)
+    pause_ns = np.where(is_on_path, pauses_ns, 0).sum(axis=0)
 
-    # Each row is a task, so the sums over all tasks are those of the columns.
     return _TurnTimes(
-        request_ns=durations_on_path_ns.sum(axis=0).astype(np.float64),
-        pause_ns=pauses_on_path_ns.sum(axis=0).astype(np.float64),
+        request_ns=request_ns.astype(np.float64),
+        pause_ns=pause_ns.astype(np.float64),
         all_pauses_ns=pauses_ns,
     )
 
