@@ -252,8 +252,8 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
     if not summary.verdict.valid:
         return codes.UNSOUND
 
-    is_slo_decided = summary.goodput.met is not None
-    is_slo_missed = is_slo_decided and not summary.goodput.met
+    # None means that the SLO is not decided.
+    is_slo_missed = summary.goodput.met is False
     if is_slo_missed or fails_by_errors(summary):
         return codes.SLO_MISSED
 

@@ -243,8 +243,8 @@ def _median_e2e_ns(measured_stages: Sequence[Columns]) -> float | None:
 def _judge_without_steady_state(measured_stages: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged.
 
-    The steady state is the time in which no request of the warm-up is in flight. There is none if
-    all requests were due at one time, or if requests of the warm-up were always in flight.
+    There is no steady state if, for example, all requests were due at one time, or requests of the
+    warm-up were always in flight.
     """
     due_ns_of_stages = [columns["due_ns"][columns.reached_due_time] for columns in measured_stages]
     due_ns = join_arrays(due_ns_of_stages)
@@ -336,13 +336,10 @@ def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
     95 % has more than 50 in flight. So a replica that never has 50 in flight keeps up.
     """
     max_undelivered_share = 1 - MIN_DELIVERED_SHARE
-    for replica in replicas:
-        most_in_flight = float(replica.in_flight.max())
-        max_undelivered_requests = max_undelivered_share * replica.due_requests
-        if not most_in_flight < max_undelivered_requests:
-            return False
-
-    return True
+    return all(
+        float(replica.in_flight.max()) < max_undelivered_share * replica.due_requests
+        for replica in replicas
+    )
 
 
 class _GrowthReport:

@@ -323,16 +323,11 @@ def _list_replica_changes(events: tuple[Recovery, ...]) -> list[_ReplicaChange]:
 
     Such an event has the numbers of replicas in its fields `load_before` and `load_after`.
     """
-    changes = []
-    for event in events:
-        kind = event.event
-        if kind in REPLICA_CHANGES:
-            change = _ReplicaChange(
-                before=event.load_before, after=event.load_after, at_s=event.at_s
-            )
-            changes.append(change)
-
-    return changes
+    return [
+        _ReplicaChange(before=event.load_before, after=event.load_after, at_s=event.at_s)
+        for event in events
+        if event.event in REPLICA_CHANGES
+    ]
 
 
 def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
