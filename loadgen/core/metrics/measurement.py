@@ -775,7 +775,7 @@ def _count_unrecorded_of_cut_run(
     """Return, for each stage of a run that was cut off, how many sent requests have no record.
 
     The stage of a request without a record is not known. All of these requests count in the last
-    stage, in which the run was cut off.
+    stage with records, which is taken to be the one in which the run was cut off.
 
     Args:
         samples: How many requests each worker had sent, at several times.

@@ -405,7 +405,7 @@ def _without_other_metrics(
 
 
 def _without_tokens_of_run(summary: Summary) -> Summary:
-    """Return the summary of a run without output tokens in fields that summaries of parts lack."""
+    """Return the summary of a run without output tokens outside of its field `tokens`."""
     # The tasks of agents and the conversations are called sessions.
     sessions = summary.sessions
     if sessions is not None:
@@ -414,7 +414,7 @@ def _without_tokens_of_run(summary: Summary) -> Summary:
     return msgspec.structs.replace(
         summary,
         drift=drift.without_tokens(summary.drift),
-        rack=None,  # all of its fields are rates of output tokens
+        rack=None,  # describes only rates of output tokens
         sessions=sessions,
     )
 

@@ -23,7 +23,7 @@ def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
         max_events: The largest number of events, less than `trials`.
         probability: The probability of an event in one trial.
     """
-    # Each probability of 0, 1, 2 and more events is computed as a multiple of the last one.
+    # The probabilities of 0 to `max_events` events are summed as multiples of the last of them.
     log_of_last_probability = _log_binomial_probability(trials, max_events, probability)
     last_probability = math.exp(log_of_last_probability)
     sum_of_ratios = _sum_relative_probabilities(trials, max_events, probability)

@@ -47,8 +47,8 @@ _NO_VALUE = 2**63 - 1
 def bucket_numbers(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of the bucket of each value.
 
-    Bucket 0 is for 0 and negative values. The other buckets are for positive values, and there are
-    _BUCKETS_PER_LOG2 of them from each power of 2 to the next. The last bucket is also for all
+    Bucket 0 is for 0 and negative values. Bucket 1 begins at the value 1, and each further bucket
+    begins at BUCKET_RATIO times the beginning of the previous one. The last bucket is also for all
     larger values.
     """
     positive_values = np.maximum(values_ns, 1)
