@@ -38,7 +38,7 @@ BENCHMARK = importlib.import_module("causes")
 
 
 @pytest.mark.parametrize("cause", BENCHMARK.CAUSES)
-def test_injected_cause_is_named_with_its_evidence(cause: str) -> None:
+def test_an_injected_cause_is_named_with_its_evidence(cause: str) -> None:
     explanation = BENCHMARK.explain_run(cause, 3)
     assert explanation.causes[0].code == cause, explanation
     assert (
@@ -49,19 +49,19 @@ def test_injected_cause_is_named_with_its_evidence(cause: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_run_without_a_cause_has_no_explanation(seed: int) -> None:
+def test_a_run_without_a_cause_has_no_explanation(seed: int) -> None:
     explanation = BENCHMARK.explain_run("clean", seed)
     assert explanation.text == "" and explanation.causes == ()
 
 
-def test_simultaneous_load_has_no_growing_queue() -> None:
+def test_requests_of_one_instant_have_no_growing_queue() -> None:
     case = SimpleNamespace(
         excess_shares={"queue": 1.0}, ttft_ns=np.array([1e9, 2e9]), relative_time=np.zeros(2)
     )
     assert cause_detectors.detect_growing_queue(cast("cause_detectors.Case", case)) is None
 
 
-def test_queue_is_only_possible_without_server_timing() -> None:
+def test_a_queue_without_server_timing_is_a_possible_cause_only() -> None:
     explanation = BENCHMARK.explain_run("queue", 3, has_server_timing=False)
     assert (explanation.causes[0].code, explanation.causes[0].sure) == ("queue", "possible")
     assert BENCHMARK.explain_run("client", 3, has_server_timing=False).causes[0].sure == "likely"
@@ -71,7 +71,7 @@ def test_queue_is_only_possible_without_server_timing() -> None:
     assert "network" not in [cause.code for cause in slow_network.causes]
 
 
-def test_queue_is_found_although_server_reports_it_as_prefill() -> None:
+def test_a_queue_that_the_server_reports_as_prefill_is_a_possible_cause() -> None:
     """Dynamo reports time from the worker on: 2 ms of queue and 53 s of prefill for 300 tokens."""
     rows, samples = BENCHMARK.simulate_run("queue", 3)
     rows["server_prefill_ns"] += rows["server_queue_ns"] - 2_000_000
@@ -82,7 +82,7 @@ def test_queue_is_found_although_server_reports_it_as_prefill() -> None:
 
 
 @pytest.mark.parametrize("capped", [True, False])
-def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
+def test_a_power_cap_is_evidence_only_if_it_starts_with_the_slowdown(capped: bool) -> None:
     """The throttle reasons of nvidia-smi are evidence only if they change with the slowdown."""
     rows, samples = BENCHMARK.simulate_run("power", 3)
     without = explain([Columns(rows)], RunManifest(), samples)
@@ -127,7 +127,7 @@ LATER = (
 
 
 @pytest.mark.parametrize("account", [True, False])
-def test_repeatedly_stopped_client_is_the_cause(
+def test_a_client_that_stops_repeatedly_is_the_cause(
     account: bool,
 ) -> None:
     """What it sent late comes in bursts at a fixed distance: nothing holds the server up."""
@@ -159,7 +159,7 @@ def test_overload_is_named_together_with_the_client(account: bool) -> None:
     assert {cause.code for cause in explanation.causes} >= {"queue", "client"}
 
 
-def test_connections_of_a_stopped_client_are_not_the_network() -> None:
+def test_connect_times_of_a_stopped_client_do_not_blame_the_network() -> None:
     """A real client that was stopped for 1.2 s spent half of the lateness connecting."""
     rows, samples = BENCHMARK.simulate_run("clean", 3)
     late(rows, 15, 1500)
@@ -175,7 +175,7 @@ def test_connections_of_a_stopped_client_are_not_the_network() -> None:
     ]
 
 
-def test_equal_waits_without_server_timing_are_a_possible_queue() -> None:
+def test_growing_ttft_without_server_timing_is_explained_by_a_possible_queue() -> None:
     """Four slots at twice their load: TTFT grows from 1.6 to 6 s without server timing."""
     rows, samples = BENCHMARK.simulate_run("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
@@ -202,13 +202,13 @@ def test_responses_that_arrive_at_once_are_buffered() -> None:
     assert (explanation.causes[0].code, explanation.causes[0].share) == ("held_back", 1.0)
 
 
-def test_unreported_metric_is_no_evidence() -> None:
+def test_a_metric_that_the_report_omits_is_no_evidence() -> None:
     rows, samples = BENCHMARK.simulate_run("power", 3)
     assert explain([Columns(rows)], RunManifest(), samples, ("tpot",)).causes == ()
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
-def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
+def test_equal_waits_are_explained_by_a_queue_only_if_ttft_grows(last_ms: int, named: bool) -> None:
     """A queue from the start is found only because TTFT grows.
 
     240 requests in 1.2 s went to a vLLM with 8 sequences. TTFT grew from 1.1 s to 2.7 s, so no
@@ -229,7 +229,7 @@ def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
         assert "the median TTFT grew" in explanation.text
 
 
-def test_few_requests_are_not_explained() -> None:
+def test_a_run_of_fewer_than_200_requests_is_not_explained() -> None:
     rows, samples = BENCHMARK.simulate_run("queue", 3)
     explanation = explain([Columns(rows[:199])], RunManifest(), samples)
     assert (explanation.text, explanation.causes) == ("", ())
@@ -331,7 +331,7 @@ def test_an_overload_of_few_requests_names_its_queue(tmp_path: Path, count: int)
     assert [cause.code for cause in summary.causes.causes] == ["queue"]
 
 
-def test_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
+def test_the_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
     """More than four GPUs serve: the queue grows from the beginning."""
     run = loadgen.run(
         "rag",
@@ -372,7 +372,7 @@ def test_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
         ("10", ("-d", "5m"), "", ""),
     ],
 )
-def test_objective_that_all_requests_miss_has_a_cause(
+def test_an_objective_that_all_requests_miss_has_a_cause(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     rate: str,

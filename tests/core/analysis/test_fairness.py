@@ -18,14 +18,14 @@ from loadgen.render.section import Report
 from loadgen.runs.fairness import fairness_section
 
 
-def test_jain_index_is_one_for_equal_shares_and_1_over_n_for_one_owner() -> None:
+def test_jain_index_is_1_for_equal_shares_and_1_over_n_if_one_tenant_has_all() -> None:
     assert jain_index([0.4, 0.4, 0.4]) == pytest.approx(1)
     assert jain_index([1, 0, 0, 0]) == pytest.approx(1 / 4)
     assert jain_index([3, 1]) == pytest.approx(16 / 20)
     assert jain_index([0, 0]) is None and jain_index([]) is None
 
 
-def test_jain_bounds_contain_every_index_and_are_reached() -> None:
+def test_jain_bounds_are_the_extreme_indexes_of_shares_in_their_intervals() -> None:
     rng = np.random.default_rng(3)
     for _ in range(40):
         ends = np.sort(rng.uniform(0, 1, (3, 2)), axis=1)
@@ -53,7 +53,7 @@ def test_classes_of_a_tenant_are_pooled() -> None:
     assert fairness.group_by_tenant({"a": "x", "b": "x"}) == {} == fairness.group_by_tenant({})
 
 
-def test_the_tenant_with_the_least_is_named() -> None:
+def test_the_report_names_the_tenant_with_the_lowest_share() -> None:
     shares = (
         TenantShare(
             name="x",

@@ -66,7 +66,7 @@ def summary(records: np.ndarray[Any, Any], **manifest: Any) -> Summary:
     )
 
 
-def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
+def test_parts_of_ttft_add_up_to_its_mean_near_each_quantile() -> None:
     splits = summary(rows()).splits
 
     assert splits.reason == "" and splits.accounted == 1000
@@ -165,7 +165,7 @@ def test_prompts_of_one_length_are_not_divided_into_length_classes() -> None:
     assert [(group.by, group.requests) for group in splits.groups] == [("all", 1000)]
 
 
-def test_few_requests_have_no_p99() -> None:
+def test_the_breakdown_of_few_requests_has_no_p99() -> None:
     assert [split.at for split in summary(rows(50)).splits.groups[0].ttft] == ["p50"]
     assert summary(rows(5)).splits.groups[0].ttft == ()
     failed = rows(20, status=1)
@@ -196,7 +196,7 @@ def test_slowest_requests_state_how_many_others_were_in_flight() -> None:
     )
 
 
-def test_only_the_slowest_requests_are_read_completely() -> None:
+def test_all_fields_are_read_of_the_slowest_requests_only() -> None:
     """Only 7 fields of measured requests and 6 fields of the others are read for all requests."""
     records = rows(20_000).view(CountedRows)
     measured, other_columns = (Columns(records, records["slot"] % 2 == half) for half in (0, 1))
@@ -211,7 +211,7 @@ def test_only_the_slowest_requests_are_read_completely() -> None:
     )
 
 
-def test_the_breakdown_of_a_simulated_run_is_exact(tmp_path: Path) -> None:
+def test_the_breakdown_of_a_simulated_run_leaves_no_unexplained_time(tmp_path: Path) -> None:
     run = loadgen.run(
         "qa", url="sim:gb300-vm", request_rate=60, num_requests=300, seed=1, out=tmp_path / "run"
     )
@@ -233,7 +233,7 @@ def test_the_breakdown_of_a_simulated_run_is_exact(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=300), st.randoms(use_true_random=False))
-def test_requests_near_a_quantile_equal_those_of_a_full_sort(
+def test_requests_selected_near_a_quantile_equal_those_of_a_full_sort(
     few_values: list[int], draw: random.Random
 ) -> None:
     """Only these are put in order, among many equal values."""

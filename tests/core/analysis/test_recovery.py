@@ -85,7 +85,7 @@ def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses
     assert recovery_text.describe_recovery(event_recovery) == "met again after 10.0 s"
 
 
-def test_a_slo_not_met_again_by_the_end_of_the_run_has_no_recovery_time() -> None:
+def test_an_slo_not_met_again_by_the_end_of_the_run_has_no_recovery_time() -> None:
     (late_recovery,) = measured_recoveries((50, 50.1))
     assert late_recovery.recovered_after_s == 32.0
     (never,) = measured_recoveries((12, 60))
@@ -105,7 +105,7 @@ def test_late_requests_within_the_quantile_do_not_violate_the_slo() -> None:
     )  # no term: every ok request is good
 
 
-def test_recovery_is_immediate_unneeded_or_not_measurable() -> None:
+def test_the_text_states_whether_recovery_was_immediate_unneeded_or_not_measurable() -> None:
     assert recovery_text.describe_recovery(measured_recoveries(None)[0]) == "met all the time"
     assert recovery_text.describe_recovery(measured_recoveries((11, 19))[0]) == "met again at once"
     assert "fewer than 20 requests" in recovery_text.describe_recovery(
@@ -142,7 +142,7 @@ UP = [up(-1, "a"), up(-0.9, "b"), up(5, "a", 0), up(40, "a")]
 
 
 @pytest.mark.parametrize(("samples", "counts"), [(READY, (4, 3)), (UP, (2, 1))])
-def test_metrics_pages_show_lost_and_added_replicas(
+def test_lost_and_added_replicas_on_metrics_pages_are_events(
     samples: list[MetricSample], counts: tuple[int, int]
 ) -> None:
     gone_recovery, come = measured_recoveries((5, 9), samples=samples, stages=STAGES[:1])
@@ -188,7 +188,7 @@ def test_a_recovery_ends_where_the_next_event_begins() -> None:
     )
 
 
-def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:
+def test_a_target_that_stops_answering_is_a_loss_if_the_load_had_begun() -> None:
     codes = {"words": ReasonCode(code="target_gone", values={"target": "b", "at_s": 30.0})}
     (event_recovery,) = measured_recoveries((30, 31), codes=codes, stages=STAGES[:1])
 
@@ -225,7 +225,9 @@ def written(tmp_path: Path, stages: str) -> Any:
     return load(str(file))
 
 
-def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -> None:
+def test_a_spike_stage_repeats_the_previous_arrival_law_at_a_multiple_of_its_rate(
+    tmp_path: Path,
+) -> None:
     stages = written(
         tmp_path,
         "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n"
@@ -253,7 +255,7 @@ def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -
     ]
 
 
-def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -> None:
+def test_options_that_replace_a_spike_cause_a_warning(tmp_path: Path, capsys: Any) -> None:
     """Only the docs said so: the run looked like one of the file."""
     written(tmp_path, "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n")
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]

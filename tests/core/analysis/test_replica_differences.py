@@ -28,7 +28,7 @@ from loadgen.runs.comparison_side import ComparedRun, Side
 MS, S = 1_000_000, 1_000_000_000
 
 
-def test_variance_components_equal_values_by_hand() -> None:
+def test_variance_components_equal_those_computed_by_hand() -> None:
     """Two parts, two blocks: means 10 12 / 14 20, four values in each cell, a variance of 2 inside.
 
     Mean squares of the parts: 2 * ((11 - 14)^2 + (17 - 14)^2) / 1 = 36, and of the blocks:
@@ -49,7 +49,7 @@ ROSNER = (
 )
 
 
-def test_outliers_are_those_of_the_published_example() -> None:
+def test_outliers_equal_those_of_the_published_rosner_example() -> None:
     """NIST/SEMATECH e-Handbook 1.3.5.17.3 (Rosner) finds 6.01, 5.42 and 5.34 of at most ten."""
     values = [float(word) for word in ROSNER.split()]
     assert [values[place] for place in find_outliers(values, 10)] == [6.01, 5.42, 5.34]
@@ -111,7 +111,7 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
     )
 
 
-def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
+def test_a_slow_node_of_eighteen_is_named_as_an_outlier() -> None:
     summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
     node_differences = summary.node_differences
 
@@ -148,7 +148,7 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
 @pytest.mark.parametrize(("error_ms", "named"), [(0.01, True), (0.45, False)])
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("factor", [1.045, 0.975])
-def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
+def test_an_outlier_differs_by_more_than_the_timestamp_uncertainty_of_the_client(
     error_ms: float, named: bool, everywhere: bool, factor: float
 ) -> None:
     """A difference of 3.5 % in TPOT must exceed the uncertainty of the client's timestamps.
@@ -163,7 +163,7 @@ def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
     assert ("tpot" in {outlier.metric for outlier in summary.node_differences.outliers}) is named
 
 
-def test_compare_says_which_node_of_a_side_stands_out() -> None:
+def test_compare_names_the_outlier_node_of_each_side() -> None:
     sides = [
         Side(
             name=name,
@@ -181,7 +181,7 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
 
 
 @pytest.mark.parametrize("targets", [3, 18])
-def test_equal_nodes_name_none(targets: int) -> None:
+def test_equal_nodes_have_no_outlier(targets: int) -> None:
     for seed in range(4):
         node_differences = _summary(_rows(targets, {}, seed=seed)).node_differences
         assert node_differences.outliers == () and node_differences.nodes == targets, seed
@@ -210,7 +210,7 @@ def test_too_few_responses_are_reported_and_not_judged() -> None:
     )
 
 
-def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
+def test_targets_of_one_node_are_pooled(tmp_path: Path) -> None:
     """Two targets on each of nine nodes; both of one node are slow."""
     nodes = tuple(f"node-{i // 2}" for i in range(18))
     summary = _summary(_rows(18, {6: 1.1, 7: 1.1}), node=nodes)

@@ -78,7 +78,7 @@ def summary(
     return summarize(manifest, records, server_samples=samples)
 
 
-def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
+def test_acceptance_and_accepted_length_are_computed_per_request() -> None:
     records = rows([60, 90, 0, -1], [30, 75, 0, -1])
     speculation_summary = speculation.summarize_speculation([Columns(records)], ())
 
@@ -101,7 +101,7 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     )
 
 
-def test_the_pages_count_drafted_and_accepted_tokens_by_position() -> None:
+def test_acceptance_by_position_comes_from_the_metrics_pages() -> None:
     speculation_summary = speculation.summarize_speculation([], pages(*COUNTED))
     assert speculation_summary is not None and speculation_summary.requests == 0
     assert speculation_summary.server_acceptance == pytest.approx(
@@ -124,7 +124,7 @@ def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
     assert speculation_summary.by_position == ()
 
 
-def test_speculation_on_random_texts_has_a_warning() -> None:
+def test_speculation_on_random_texts_causes_a_warning() -> None:
     measured_summary = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
     rendered_text = " ".join(text.render(measured_summary).split())
 
@@ -138,7 +138,7 @@ def test_speculation_on_random_texts_has_a_warning() -> None:
     assert "Speculative" not in text.render(summary(rows([-1] * 40, [-1] * 40)))
 
 
-def test_vllm_reports_speculation_per_request() -> None:
+def test_drafted_and_accepted_tokens_are_read_from_the_timing_of_vllm() -> None:
     form = {
         "queue_time_ms": 1.0,
         "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4},
@@ -155,7 +155,7 @@ def test_vllm_reports_speculation_per_request() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 5, 400, 60_000])
-def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int) -> None:
+def test_natural_prompts_have_the_requested_length_and_different_beginnings(length: int) -> None:
     requests = {
         "input_tokens": length,
         "output_tokens": 5,

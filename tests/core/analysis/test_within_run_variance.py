@@ -67,7 +67,7 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
     assert hits >= 181
 
 
-def test_the_interval_of_a_rate_equals_one_by_hand() -> None:
+def test_the_interval_of_a_rate_equals_one_computed_by_hand() -> None:
     """The standard error of 20 values that alternate between 9 and 11 is sqrt(20/19) / sqrt(20)."""
     known_scaled_estimate = within_run_variance.estimate_log_rate([9.0, 11.0] * 10, 10.0)
     assert known_scaled_estimate is not None
@@ -104,7 +104,7 @@ def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
     ]
 
 
-def test_text_and_json_agree_and_a_short_run_has_no_interval(tmp_path: Path) -> None:
+def test_text_and_json_have_the_same_intervals_and_a_short_run_has_none(tmp_path: Path) -> None:
     long = ran(tmp_path / "long", 10)
 
     assert set(long.within) >= {

@@ -42,13 +42,15 @@ def test_every_backend_can_be_selected() -> None:
         ("unix:///run/server", "http", "--url"),
     ],
 )
-def test_a_url_finds_its_backend(url: str | None, name: str, expected_name: str) -> None:
+def test_the_scheme_of_a_url_selects_its_backend(
+    url: str | None, name: str, expected_name: str
+) -> None:
     assert Settings(url=url).backend.name == name
     assert Endpoint(url=url or "").display_name == expected_name
     assert (backend.known(Settings(url=url)) is None) == (name == "http")
 
 
-def test_an_unknown_scheme_is_refused() -> None:
+def test_an_unknown_url_scheme_is_refused_with_the_known_ones() -> None:
     for options in (
         {"url": "grpc://me:secret@host:1"},
         {"url": ["http://host", "grpc://me:secret@host:1"]},
@@ -113,7 +115,7 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("kitchen")
-def test_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
+def test_the_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
     options = {"concurrency": 1, "num_requests": 3, "warmup": 0}
     result = loadgen.run(
         "qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **options
@@ -129,7 +131,7 @@ def test_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("kitchen")
-def test_backend_of_a_plugin_is_found_by_its_scheme() -> None:
+def test_the_backend_of_a_plugin_is_selected_by_its_scheme() -> None:
     assert backends.find_backend_of_target("http://host") is BACKENDS.builtin_rows[1]
     assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), (
         "a scheme of ours looks for none"

@@ -67,7 +67,7 @@ def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
     assert f"{share:.0%}".rstrip("%") in text.render(summary) and "target " in text.render(summary)
 
 
-def test_a_cache_that_is_too_small_is_reported(tmp_path: Path) -> None:
+def test_a_server_cache_too_small_for_the_hit_rate_is_reported(tmp_path: Path) -> None:
     requested_workload = workload(tmp_path, ", prefixes: 300, cache: {hit_rate: 60%}", seed="3")
     summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     code = next(code for code in summary.verdict.warning_codes if code.code == "cache_differs")
@@ -90,7 +90,7 @@ def test_invalid_cache_settings_are_reported(tmp_path: Path, more: str, code: st
         workload(tmp_path, more)
 
 
-def test_the_salt_is_fresh_unless_specified_and_the_recipe_has_the_share(tmp_path: Path) -> None:
+def test_a_cache_setting_makes_the_salt_fresh_and_changes_the_fingerprint(tmp_path: Path) -> None:
     assert workload(tmp_path, ", cache: cold").salt == "fresh"
     assert workload(tmp_path, ", cache: cold", salt="blue").salt == "blue"
     assert workload(tmp_path, "").salt is None
@@ -201,7 +201,7 @@ def test_each_server_type_has_its_cache_reset_request() -> None:
         reset("vllm", answer({"success": False}))
 
 
-def test_the_servers_cache_counters_are_read() -> None:
+def test_the_cached_share_comes_from_the_cache_counters_of_the_server() -> None:
     from loadgen.core.server_metrics.series import MetricSample, find_cache_difference, summarize
 
     def page(**counters: tuple[float, float]) -> list[MetricSample]:
@@ -247,7 +247,7 @@ def test_the_servers_cache_counters_are_read() -> None:
 @pytest.mark.parametrize(
     ("tokens", "requested_share"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)]
 )
-def test_each_profile_caches_whole_blocks(
+def test_the_simulated_server_caches_whole_blocks_of_a_prompt(
     tmp_path: Path, tokens: int, requested_share: float
 ) -> None:
     """Of short prompts that is less than was asked for, and the run says so."""
@@ -266,7 +266,7 @@ def test_each_profile_caches_whole_blocks(
 
 
 @pytest.mark.processes
-def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> None:
+def test_a_cache_reset_empties_the_prefix_cache_of_a_simulated_server(tmp_path: Path) -> None:
     from servers import start
 
     from loadgen.sim.server.options import Options

@@ -210,7 +210,7 @@ def test_every_slot_is_sent_once_with_its_own_body(
     assert (stored.rows["output_tokens"] == 8).all()
 
 
-def test_immediate_failures_are_recorded(tmp_path: Path) -> None:
+def test_requests_that_fail_at_once_are_recorded_as_failed(tmp_path: Path) -> None:
     stored, _, _, drive = run(
         tmp_path, workload(tmp_path, concurrency="3", num_requests="5000"), refused
     )
@@ -314,7 +314,7 @@ def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path:
 
 
 @pytest.mark.parametrize("history", ["scripted", "server"])
-def test_a_conversation_sends_its_history(tmp_path: Path, history: str) -> None:
+def test_each_turn_sends_the_history_of_its_conversation(tmp_path: Path, history: str) -> None:
     requested_workload = workload(
         tmp_path,
         TURNS.format(pause="0s", history=f", history: {history}"),

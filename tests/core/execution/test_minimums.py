@@ -42,7 +42,7 @@ def test_the_schedule_meets_both_minimums_in_complete_passes(file: Path) -> None
     assert planned_scheduled_stage.length_ns == expected.end_ns
 
 
-def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
+def test_listed_lengths_are_used_pairwise_in_order_and_repeated(file: Path) -> None:
     prompts = build_prompts(load(str(file)), 3, 4, tokenizer.load_tokenizer())
 
     assert [(prompts[i].input_tokens, prompts[i].max_tokens) for i in range(5)] == [
@@ -55,7 +55,7 @@ def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
     assert prompts[0].prompt != prompts[3].prompt
 
 
-def test_flags_change_minimums(file: Path) -> None:
+def test_load_flags_replace_the_minimums_of_a_stage(file: Path) -> None:
     faster = load(str(file), read_flags(request_rate=200))
     assert faster.stages[0].at_least is not None
     bounded = load(str(file), read_flags(num_requests=5))

@@ -56,7 +56,7 @@ def test_an_unknown_finish_reason_is_counted_under_its_name(tmp_path: Path, reas
     assert summary.requests.by_finish == {reason[:60]: 12}
 
 
-def test_cached_tokens_above_prompt_tokens_are_named_and_not_used(tmp_path: Path) -> None:
+def test_cached_tokens_above_prompt_tokens_are_reported_and_not_used(tmp_path: Path) -> None:
     response = stream(*TEXT, prompt_tokens_details={"cached_tokens": 2455})
     summary = summary_of(response, tmp_path / "r")
     assert summary.tokens.cached_share is None
@@ -65,7 +65,7 @@ def test_cached_tokens_above_prompt_tokens_are_named_and_not_used(tmp_path: Path
     assert warnings_of(summary)["responses_remarked"]["responses"] == 12
 
 
-def test_a_total_that_is_not_the_sum_leaves_no_count_of_the_server(tmp_path: Path) -> None:
+def test_usage_whose_total_is_not_its_sum_is_not_used(tmp_path: Path) -> None:
     summary = summary_of(stream(*TEXT, total_tokens=400), tmp_path / "r")
     assert "server" not in summary.tokens.sources.input | summary.tokens.sources.output
     assert {"usage_missing", "responses_remarked"} <= warnings_of(summary).keys()

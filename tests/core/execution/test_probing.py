@@ -53,19 +53,19 @@ def probed(count: Callable[[str], int], tokenizer: str | None) -> ProbeResult:
     return asyncio.run(probing.probe_target(settings, Target.parse("http://h"), server, samples))
 
 
-def test_the_same_tokenizer_on_the_server_has_a_ratio_of_one(tmp_path: Path) -> None:
+def test_the_token_ratio_is_one_if_the_server_uses_the_same_tokenizer(tmp_path: Path) -> None:
     path = train(tmp_path / "tokenizer.json")
     probe_result = probed(load_tokenizer(str(path)).count, str(path))
     assert (probe_result.token_ratio, probe_result.template_tokens) == (1.0, TEMPLATE_TOKENS)
 
 
-def test_a_coarser_tokenizer_of_the_server_shows_in_the_ratio(tmp_path: Path) -> None:
+def test_the_token_ratio_exceeds_two_if_the_server_counts_characters(tmp_path: Path) -> None:
     path = train(tmp_path / "tokenizer.json")
     probe_result = probed(len, str(path))  # one token for each character
     assert probe_result.token_ratio is not None and probe_result.token_ratio > 2
 
 
-def test_without_a_tokenizer_the_word_is_one_token_of_the_packaged_vocabulary() -> None:
+def test_without_a_tokenizer_the_token_ratio_uses_the_packaged_vocabulary() -> None:
     probe_result = probed(load_tokenizer().count, None)
     assert probe_result.token_ratio == pytest.approx(1.0)
     assert probe_result.template_tokens == TEMPLATE_TOKENS

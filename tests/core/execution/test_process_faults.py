@@ -173,7 +173,7 @@ def test_a_frozen_compactor_is_ended_and_reported(tmp_path: Path, endpoint: Embe
 @pytest.mark.parametrize(
     ("number", "workers"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")]
 )  # SIGINT: test_run.py
-def test_sigterm_and_sighup_act_like_ctrl_c(
+def test_sigterm_and_sighup_interrupt_a_run_like_ctrl_c(
     tmp_path: Path, endpoint: EmbeddedServer, number: int, workers: str
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
@@ -226,7 +226,7 @@ def test_signals_after_the_load_disturb_no_worker(tmp_path: Path, endpoint: Embe
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_interrupt_before_the_load_leaves_nothing(
+def test_an_interrupt_before_the_load_leaves_no_run_folder(
     tmp_path: Path, endpoint: EmbeddedServer, workers: str
 ) -> None:
     process = cli(
@@ -265,7 +265,7 @@ main()
 
 
 @pytest.mark.processes
-def test_an_interrupt_right_before_the_load_leaves_nothing(
+def test_an_interrupt_as_the_load_begins_leaves_no_run_folder(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """It was heard when the load was said to have begun: a folder without a summary stayed."""
@@ -304,7 +304,9 @@ def test_sighup_stays_ignored_under_nohup(tmp_path: Path, endpoint: EmbeddedServ
 
 
 @pytest.mark.processes
-def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_two_simultaneous_runs_with_one_output_folder_get_separate_folders(
+    tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     """The second begins while the first has not even probed its target."""
     with new_run_folder(tmp_path / "out", "first", datetime.now()) as first:
         code, _, err = ended(

@@ -329,11 +329,11 @@ def test_a_short_search_ends_with_a_result(server: Started, tmp_path: Path) -> N
     assert (tmp_path / "out/probes.jsonl").read_text()
 
 
-def test_a_contract_is_planned(server: Started) -> None:
+def test_a_dry_run_plans_a_contract_for_a_real_server(server: Started) -> None:
     run_loadgen("validate", "chatbot", *target(server), "--dry-run")
 
 
-def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
+def test_an_overload_is_explained_by_a_queue(server: Started, tmp_path: Path) -> None:
     """Far more than it answers at once: the later requests wait, and the report says for what."""
     needs(server, "slots")
     flags = (
@@ -358,7 +358,7 @@ def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
     ]
 
 
-def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
+def test_an_interrupted_run_drains_and_reports(server: Started, tmp_path: Path) -> None:
     process = begun(server, tmp_path / "out", "-c", "4", "-n", "4000")
     rows_written(tmp_path, 4, process)
     process.send_signal(signal.SIGINT)
@@ -378,7 +378,9 @@ def test_an_unknown_model_is_refused_or_reported(server: Started, tmp_path: Path
     assert process.returncode == 3 or "accepts any model name" in err, err
 
 
-def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
+def test_a_prompt_above_the_context_length_is_counted_and_never_hangs(
+    server: Started, tmp_path: Path
+) -> None:
     """A prompt that is too long is refused or cut by the server, and never hangs."""
     process = begun(
         server, tmp_path / "out", "-c", "2", "-n", "4", "--isl", "140000", "--timeout", "90s"
@@ -390,7 +392,9 @@ def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
         assert requests(tmp_path / "out")["scheduled"] == 4
 
 
-def test_a_server_that_restarts_is_measured(server: Started, tmp_path: Path) -> None:
+def test_a_server_that_restarts_has_failed_and_successful_requests(
+    server: Started, tmp_path: Path
+) -> None:
     process = begun(
         server,
         tmp_path / "out",
@@ -423,7 +427,7 @@ def test_a_server_that_restarts_is_measured(server: Started, tmp_path: Path) -> 
     }
 
 
-def test_two_precisions_of_one_model_are_distinguished(tmp_path: Path) -> None:
+def test_responses_of_another_precision_differ_from_the_reference(tmp_path: Path) -> None:
     """Responses in float32 are the reference: bfloat16 differs from them, float32 does not."""
     row = BY_NAME["transformers"]
     if missing := lacks(row):

@@ -325,7 +325,7 @@ def test_virtual_users_wait_for_room_in_prefill(tmp_path: Path, workers: int) ->
 
 
 @pytest.mark.processes
-def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
+def test_a_limit_in_prefill_needs_streaming_and_one_place_per_worker(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     load = {"concurrency": "4", "num_requests": "8", "max_in_prefill": "1"}
@@ -338,7 +338,7 @@ def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
 
 
 @pytest.mark.processes
-def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
+def test_a_seed_reproduces_the_bytes_sent_and_another_salt_changes_the_texts(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """The seed alone fixes what arrives; without one, the seed that was drawn and stored does."""
@@ -436,7 +436,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 
 @pytest.mark.processes
 @pytest.mark.parametrize("load", [("--request-rate", "200", "-n", "400"), ("-c", "6", "-d", "3s")])
-def test_a_worker_that_dies_leaves_its_rest_as_lost(
+def test_requests_of_a_worker_that_dies_are_lost(
     tmp_path: Path, endpoint: EmbeddedServer, load: tuple[str, ...]
 ) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--workers", "2", *load)
@@ -732,7 +732,7 @@ def test_unusable_targets_are_reported_before_the_load(
 
 
 @pytest.mark.processes
-def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
+def test_the_preflight_accepts_a_server_that_fails_occasionally() -> None:
     with start(
         Options(**FAST, faults="reset_before:0.04,http_429:0.03,truncate:0.03", seed=3)
     ) as endpoint:
@@ -789,7 +789,7 @@ def test_event_handlers_follow_a_running_load(tmp_path: Path, endpoint: Embedded
     assert len(counters.recent_ttft_ns) == 10
 
 
-def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
+def test_an_invalid_workload_is_refused_before_any_request(tmp_path: Path) -> None:
     with pytest.raises(CombinedError):
         go(tmp_path, "http://127.0.0.1:1", request_rate="-3")
     assert not (tmp_path / "out").exists()

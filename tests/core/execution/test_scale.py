@@ -104,7 +104,9 @@ def test_one_and_many_workers_send_the_same_requests(
     parts=some.integers(1, 9),
 )
 @settings(max_examples=60, deadline=None)
-def test_merged_quantiles_equal_those_of_all_records(values: list[int], parts: int) -> None:
+def test_merged_histograms_equal_the_histogram_of_all_records(
+    values: list[int], parts: int
+) -> None:
     all_values = np.array(values, np.int64)
     shares = [all_values[i::parts] for i in range(parts)]
 
@@ -127,7 +129,7 @@ def test_merged_quantiles_equal_those_of_all_records(values: list[int], parts: i
     lazily=some.booleans(),
 )
 @settings(max_examples=6, deadline=None)
-def test_files_of_many_workers_equal_those_of_one(
+def test_the_summary_of_many_workers_equals_that_of_one(
     seed: int, count: int, workers: int, lazily: bool
 ) -> None:
     """Records of many workers are compared with those of one in every file. Some have failed."""
@@ -201,7 +203,7 @@ def test_the_limit_in_flight_applies_to_all_workers_together(tmp_path: Path) -> 
         ),  # a boundary that all share
     ],
 )
-def test_the_number_of_workers_follows_from_the_load(
+def test_the_number_of_workers_depends_on_the_load(
     tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int
 ) -> None:
     from loadgen.core.requests import tokenizer
@@ -248,7 +250,7 @@ AMPLE = MachineLimits(open_files=100_000, local_ports=28_000)
         ),
     ],
 )
-def test_needed_files_and_ports_are_counted(
+def test_connections_above_the_limits_of_files_or_ports_are_reported(
     need: dict[str, Any], limits: MachineLimits, expected_texts: list[str]
 ) -> None:
     demand = ConnectionDemand(
@@ -260,7 +262,7 @@ def test_needed_files_and_ports_are_counted(
         assert text in fault.hint
 
 
-def test_limits_of_the_system_are_read() -> None:
+def test_limits_of_open_files_and_local_ports_are_plausible() -> None:
     limits = resource_limits.read_machine_limits()
     assert limits.open_files is None or limits.open_files > 0
     assert limits.local_ports is None or 0 < limits.local_ports <= 65_535

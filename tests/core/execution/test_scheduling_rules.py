@@ -84,13 +84,13 @@ def test_as_many_requests_are_in_flight_as_there_are_virtual_users(run_load: Run
     assert most_in_flight(rows["due_ns"], rows["done_ns"]) == 4
 
 
-def test_a_stage_with_a_count_sends_so_many_requests(run_load: RunLoad) -> None:
+def test_a_stage_with_a_count_sends_that_many_requests(run_load: RunLoad) -> None:
     rows = run_load("stages:\n" + closed(2, "count: 7", measured=False) + closed(2, "count: 12"))
     assert np.bincount(rows["stage"]).tolist() == [7, 12]
     assert rows["slot"].tolist() == list(range(19))
 
 
-def test_a_closed_loop_takes_over_when_the_one_before_has_nothing_more_to_send(
+def test_virtual_users_of_a_closed_loop_replace_those_of_the_one_before(
     run_load: RunLoad,
 ) -> None:
     rows = run_load("stages:\n" + closed(3, "count: 9", measured=False) + closed(3, "count: 9"))
@@ -109,7 +109,7 @@ def test_a_closed_loop_takes_over_when_the_one_before_has_nothing_more_to_send(
     assert most_in_flight(rows["sent_ns"], rows["done_ns"]) == 3
 
 
-def test_open_loop_starts_at_the_scheduled_times_whatever_the_server_does(
+def test_an_open_loop_starts_requests_at_the_scheduled_times(
     run_load: RunLoad,
 ) -> None:
     rows = run_load("stages:\n  - {arrival: {constant: 200/s}, count: 20}\n")
@@ -128,7 +128,9 @@ def test_starts_above_the_limit_in_flight_are_dropped(run_load: RunLoad) -> None
     assert most_in_flight(sent_records["sent_ns"], sent_records["done_ns"]) == 3
 
 
-def test_turns_of_a_conversation_follow_each_other_after_the_pause(run_load: RunLoad) -> None:
+def test_each_turn_of_a_conversation_starts_after_the_previous_one_and_the_pause(
+    run_load: RunLoad,
+) -> None:
     rows = run_load(
         "stages:\n  - {arrival: {constant: 100/s}, count: 9}\n",
         ", turns: {count: 2, tool_result_tokens: 4, tool_time: 5ms}",
@@ -143,7 +145,7 @@ def test_turns_of_a_conversation_follow_each_other_after_the_pause(run_load: Run
         assert (turns["due_ns"][1:] == turns["done_ns"][:-1] + 5 * MS).all()
 
 
-def test_virtual_users_begin_evenly_spread_over_the_ramp(run_load: RunLoad) -> None:
+def test_starts_of_virtual_users_are_spread_evenly_over_the_ramp(run_load: RunLoad) -> None:
     rows = run_load("stages:\n" + closed(4, "count: 24", ramp="40ms"))
     assert len(rows) == 24
     assert rows["due_ns"][:4].tolist() == [0, 10 * MS, 20 * MS, 30 * MS]

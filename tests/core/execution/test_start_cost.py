@@ -35,7 +35,9 @@ print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.std
 
 
 @pytest.mark.processes
-def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_path: Path) -> None:
+def test_a_short_run_starts_no_second_interpreter_and_imports_no_unneeded_module(
+    tmp_path: Path,
+) -> None:
     with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
         arguments = [
             "run",
@@ -112,7 +114,7 @@ print(type(made).__name__, type(other).__name__)
 
 
 @pytest.mark.processes
-def test_a_fork_has_nothing_of_its_parent_and_needs_a_single_thread(tmp_path: Path) -> None:
+def test_a_forked_process_inherits_no_open_file_and_needs_a_single_thread(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-P", "-c", COPIED],
         capture_output=True,

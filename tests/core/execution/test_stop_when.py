@@ -65,7 +65,7 @@ def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarra
         (rows(100, failed=100, at_s=30), None),  # too long ago
     ],
 )
-def test_a_rule_looks_at_the_requests_that_ended_last(
+def test_a_stop_rule_judges_the_requests_that_ended_last(
     records: np.ndarray, code: str | None
 ) -> None:
     reason = find_breach(
@@ -89,7 +89,7 @@ def first_breach(
     return None
 
 
-def test_the_first_check_that_finds_a_rule_broken_decides() -> None:
+def test_the_first_check_that_finds_a_violated_stop_rule_decides() -> None:
     both = np.concatenate(
         [rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)]
     )
@@ -120,7 +120,7 @@ RULES = [
     count=st.integers(0, 400),
     bad=st.floats(0, 0.6),
 )
-def test_a_monitor_that_sees_each_record_once_finds_what_all_records_show(
+def test_a_monitor_that_reads_each_record_once_agrees_with_all_records(
     chosen: list[StopRule], seed: int, count: int, bad: float
 ) -> None:
     draw = np.random.default_rng(seed)
@@ -140,7 +140,7 @@ def test_a_monitor_that_sees_each_record_once_finds_what_all_records_show(
     )
 
 
-def test_a_monitor_keeps_only_the_records_of_its_window() -> None:
+def test_a_monitor_stores_only_the_records_of_its_window() -> None:
     monitor = StopRuleMonitor((ERRORS,))
     for second in range(1, 61):
         assert not monitor.check(second * S, rows(100, at_s=second))
@@ -177,7 +177,7 @@ def test_an_invalid_stop_rule_is_reported(text: str, expected_text: str) -> None
         load("qa", read_flags(stop_when=[text]))
 
 
-def test_a_stop_rule_in_a_file_keeps_the_fingerprint(tmp_path: Path) -> None:
+def test_a_stop_rule_in_a_file_does_not_change_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(
         "name: w\nrequests: {input_tokens: 1, output_tokens: 1}\nstop_when: [errors:20%]\n"
         "stages: [{arrival: {poisson: 1/s}, count: 5}]\n"
@@ -193,7 +193,7 @@ def test_a_stop_rule_in_a_file_keeps_the_fingerprint(tmp_path: Path) -> None:
         load(str(tmp_path / "w.yaml"))
 
 
-def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) -> None:
+def test_a_virtual_run_ends_at_the_instant_of_the_violated_stop_rule(tmp_path: Path) -> None:
     workload = load(
         "qa",
         read_flags(
@@ -227,7 +227,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("profile", ["agentic", "qa"])
-def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulated(
+def test_simulations_of_turns_and_closed_loops_end_at_the_violated_stop_rule(
     profile: str, tmp_path: Path
 ) -> None:
     """The simulation runs once, up to the instant at which the records violate the rule."""
@@ -257,7 +257,9 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
-def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None:
+def test_errors_over_http_end_a_run_with_a_stop_rule_within_seconds(
+    tmp_path: Path, workers: int
+) -> None:
     with start(Options(ttft="5ms", itl="0.1ms", faults="http_503:0.5", seed=3)) as endpoint:
         flags = read_flags(
             request_rate="60",

@@ -151,7 +151,7 @@ def _samples(page: str, text: str) -> list[series.MetricSample]:
     ]
 
 
-def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
+def test_accelerators_driver_and_power_limit_are_read_from_a_dcgm_page() -> None:
     finding = hardware.find_hardware(_samples("http://node-7:9400/metrics", DCGM))
 
     assert finding is not None
@@ -176,7 +176,7 @@ def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
     )
 
 
-def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
+def test_hardware_metrics_fill_gaps_of_a_system_file_and_contradictions_warn() -> None:
     """DCGM supplies the missing driver and contradicts the 500 W of the file with 700 W."""
     missing = {
         "a second measurement": [

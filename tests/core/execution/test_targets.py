@@ -107,9 +107,7 @@ def test_a_run_continues_if_one_target_dies(tmp_path: Path, policy: str) -> None
 @pytest.mark.parametrize(
     ("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")]
 )
-def test_a_dead_target_does_not_cause_floods_of_failures(
-    tmp_path: Path, concurrency: str, route: str
-) -> None:
+def test_a_dead_target_causes_few_failures(tmp_path: Path, concurrency: str, route: str) -> None:
     """Immediate retries of refused connections would cause thousands of failures a second."""
     with start(QUICK) as second_server:
         settings = Settings(
@@ -136,7 +134,7 @@ def test_a_dead_target_does_not_cause_floods_of_failures(
 
 
 @pytest.mark.processes
-def test_all_workers_stop_when_one_does(tmp_path: Path) -> None:
+def test_all_workers_stop_when_the_target_of_one_is_dead(tmp_path: Path) -> None:
     """All requests to the dead target belong to the second worker, yet both workers stop."""
     with start(QUICK) as second_server:
         settings = Settings(
@@ -219,7 +217,7 @@ def test_a_target_is_down_after_repeated_connection_failures(
 
 
 @pytest.mark.processes
-def test_targets_must_serve_the_same(tmp_path: Path) -> None:
+def test_targets_that_serve_different_models_are_refused(tmp_path: Path) -> None:
     with start(Options(model="other")) as second_server:
         settings = Settings(out=tmp_path / "out", **settings_of_two_servers(second_server))
         requested_workload = workload(tmp_path, concurrency="1", num_requests="1")

@@ -82,7 +82,7 @@ def test_a_server_receives_the_recorded_conversation_in_each_turn(tmp_path):
     assert summary.requests.ok == 2 * TURNS
 
 
-def test_real_responses_of_the_server_are_sent_again(tmp_path):
+def test_real_responses_of_the_server_are_sent_in_later_turns(tmp_path):
     row = {"turns": ["One?", "Two?", "Three?"]}
     (tmp_path / "sessions.jsonl").write_text(json.dumps(row) + "\n")
     with serving(REPLY) as server:
@@ -100,7 +100,7 @@ def one_replica(folder: Path) -> str:
     return f"sim:{path}"
 
 
-def test_the_measured_sessions_find_their_beginning_in_the_cache(tmp_path):
+def test_measured_sessions_hit_the_cache_that_was_filled_before_the_load(tmp_path):
     sessions(tmp_path, 8)
     warm, stored = run(tmp_path, one_replica(tmp_path), users=8, count=8, start="middle")
     rows = stored.rows
@@ -119,7 +119,7 @@ def test_the_measured_sessions_find_their_beginning_in_the_cache(tmp_path):
     assert cold.requests.ok == 8 * TURNS
 
 
-def test_copies_of_a_session_do_not_hit_the_cache_of_each_other(tmp_path):
+def test_a_salt_prevents_cache_hits_between_copies_of_a_session(tmp_path):
     sessions(tmp_path, 1)
     _, salted = run(tmp_path, one_replica(tmp_path), users=1, count=4)
     _, plain = run(tmp_path, one_replica(tmp_path), users=1, count=4, salt="none")
@@ -153,7 +153,7 @@ def test_a_load_ends_when_the_first_user_has_no_further_session(tmp_path):
     assert first.requests.dropped == 0
 
 
-def test_idle_time_is_capped(tmp_path):
+def test_pauses_between_turns_are_capped(tmp_path):
     sessions(tmp_path, 1, delay_s=100.0)
     _, stored = run(tmp_path, one_replica(tmp_path), users=1, count=1, idle_cap="2s")
     rows = np.sort(stored.rows, order="turn")

@@ -52,7 +52,7 @@ def read_page(t_s: float, drafts: float, accepted: float) -> list[MetricSample]:
     ]
 
 
-def test_the_counters_of_the_measurement_window_decide() -> None:
+def test_the_accepted_length_comes_from_the_counters_of_the_measurement_window() -> None:
     # The warm-up has a length of 4, and the window one of 2.5.
     samples = [
         *read_page(0.0, 5000, 9000),
@@ -69,26 +69,28 @@ def test_the_counters_of_the_measurement_window_decide() -> None:
 @pytest.mark.parametrize(
     ("accepted", "comparable"), [(15_249, True), (15_250, True), (15_251, False), (14_749, False)]
 )
-def test_lengths_are_comparable_within_one_percent(accepted: int, comparable: bool) -> None:
+def test_accepted_lengths_are_comparable_within_one_percent_of_the_target(
+    accepted: int, comparable: bool
+) -> None:
     samples = [*read_page(0.0, 0, 0), *read_page(30.0, 10_000, accepted)]
     check = judge_accepted_length(TARGET, None, samples, WINDOW)
     assert check.comparable is comparable
 
 
-def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
+def test_a_negative_difference_that_rounds_to_zero_is_printed_without_a_sign() -> None:
     samples = [*read_page(0.0, 0, 0), *read_page(30.0, 100_000, 149_990)]
     check = judge_accepted_length(TARGET, None, samples, WINDOW)
     assert check.difference is not None and check.difference < 0
     assert "-" not in describe_verdict(check)
 
 
-def test_few_steps_leave_the_verdict_open() -> None:
+def test_too_few_steps_leave_the_accepted_length_undecided() -> None:
     samples = [*read_page(0.0, 0, 0), *read_page(30.0, MIN_STEPS - 1, 1.5 * (MIN_STEPS - 1))]
     check = judge_accepted_length(TARGET, None, samples, WINDOW)
     assert check.comparable is None and check.reason and check.realised == 2.5
 
 
-def test_responses_and_gauges_are_used_without_counters() -> None:
+def test_without_counters_the_accepted_length_comes_from_responses_or_gauges() -> None:
     by_responses = Speculation(requests=9, drafted=60_000, accepted=30_000, length=2.5)
     check = judge_accepted_length(TARGET, by_responses, [], WINDOW)
     assert (check.source, check.steps, check.comparable) == ("responses", 20_000, True)
@@ -106,7 +108,7 @@ def test_responses_and_gauges_are_used_without_counters() -> None:
     ),
     st.lists(st.integers(1, 4000), min_size=30, max_size=60),
 )
-def test_a_planted_length_is_recovered_from_the_simulated_page(
+def test_the_measured_accepted_length_equals_that_of_the_simulated_server(
     planted: tuple[int, float], output_tokens: Sequence[int]
 ) -> None:
     draft_tokens, length = planted
@@ -132,13 +134,13 @@ def test_a_planted_length_is_recovered_from_the_simulated_page(
         assert check.realised == pytest.approx(length, rel=2 / drafts)
 
 
-def test_impossible_planted_lengths_are_refused() -> None:
+def test_an_accepted_length_above_the_drafts_of_a_simulated_server_is_refused() -> None:
     with refused(UserError, "out_of_range"):
         create_speculation_counters(Options(accepted_length=5.0, draft_tokens=3))
     assert create_speculation_counters(Options()) is None
 
 
-def test_a_target_is_a_number_or_a_published_length() -> None:
+def test_a_target_length_is_a_number_or_the_name_of_a_published_one() -> None:
     assert parse_target("2.49") == parse_target(2.49) == AcceptedLengthTarget(length=2.49)
     by_name = parse_target("deepseek-v4-pro-mtp:3")
     assert by_name == AcceptedLengthTarget(length=2.49, name="deepseek-v4-pro-mtp:3")
@@ -166,7 +168,7 @@ def test_a_target_is_a_number_or_a_published_length() -> None:
         ("deepseek-v4-pro-mtp", "invalid_value", "deepseek-v4-pro-mtp:N"),
     ],
 )
-def test_a_wrong_target_is_refused_with_the_range_or_the_missing_part(
+def test_an_invalid_target_length_is_refused_with_its_range_or_missing_part(
     tmp_path: Path, text: str, code: str, hint: str
 ) -> None:
     with pytest.raises(InvalidValueError) as refused_target:
@@ -181,7 +183,7 @@ def test_a_wrong_target_is_refused_with_the_range_or_the_missing_part(
     assert str(refused_file.value).split("-->")[0].count(text) == 1
 
 
-def test_published_lengths_are_possible_and_documented() -> None:
+def test_published_accepted_lengths_are_possible_and_documented() -> None:
     rows = published_lengths()
     assert len({row.name for row in rows}) == len(rows) == 14
     page = (Path(__file__).parents[3] / "docs/reference/accepted-lengths.md").read_text("utf-8")
@@ -215,7 +217,7 @@ def run_with_counters(
     return folder
 
 
-def test_a_run_states_its_target_and_a_comparison_flags_other_lengths(
+def test_a_run_states_its_target_length_and_a_comparison_reports_other_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same = run_with_counters(tmp_path, "a", 1.49)
@@ -236,7 +238,7 @@ def test_a_run_states_its_target_and_a_comparison_flags_other_lengths(
     assert json.loads(capsys.readouterr().out)["comparison"]["accepted_length_notes"] == []
 
 
-def test_the_target_is_no_part_of_the_work(tmp_path: Path) -> None:
+def test_a_target_length_does_not_change_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     (tmp_path / "v.yaml").write_text(WORKLOAD.replace("accepted_length: 2.49\n", ""))
     flags = read_flags(request_rate="20", num_requests="200")
@@ -247,7 +249,7 @@ def test_the_target_is_no_part_of_the_work(tmp_path: Path) -> None:
     assert len(fingerprints) == 1
 
 
-def test_a_contract_term_limits_the_difference(tmp_path: Path) -> None:
+def test_a_contract_term_limits_the_difference_from_the_target_length(tmp_path: Path) -> None:
     folder = run_with_counters(tmp_path, "a", 1.5)
     (folder / "summary.json").write_bytes(dump_summary(loadgen.load(folder).summary))
     recorded = read_run(folder, tmp_path)

@@ -82,14 +82,14 @@ def test_a_score_has_a_wilson_interval() -> None:
     assert (empty.score, empty.low, empty.high) == (None, None, None)
 
 
-def test_without_responses_nothing_is_found() -> None:
+def test_scores_without_responses_have_no_findings() -> None:
     scores = summarize_answers([])
     assert scores.overall.checked == 0
     assert scores.load_dependence is None
     assert scores.reference is None
 
 
-def test_corruption_above_a_load_is_found_at_this_load() -> None:
+def test_corruption_above_a_load_is_reported_at_this_load() -> None:
     rng = np.random.default_rng(1)
     in_flight = rng.integers(1, 2 * LEVEL, 4000)
     is_wrong = (in_flight > LEVEL) & (rng.random(4000) < 0.02)
@@ -100,7 +100,7 @@ def test_corruption_above_a_load_is_found_at_this_load() -> None:
     assert dependence.below.correct == dependence.below.checked
 
 
-def test_errors_at_every_load_are_no_dependence() -> None:
+def test_errors_at_every_load_are_no_load_dependence() -> None:
     """Of 40 runs with 5 % wrong responses, at most two give an alarm, which has 1 % probability."""
     alarms = 0
     for seed in range(40):
@@ -113,7 +113,7 @@ def test_errors_at_every_load_are_no_dependence() -> None:
     assert alarms <= 2
 
 
-def test_harder_questions_at_a_higher_load_are_no_dependence() -> None:
+def test_harder_questions_at_a_higher_load_are_no_load_dependence() -> None:
     """Question 1 is always answered wrongly and happens to be sent under a high load only."""
     answers = [
         MeasuredAnswer(scored(slot, slot % 2, is_correct=slot % 2 == 0), 400 if slot % 2 else 10)
@@ -124,7 +124,7 @@ def test_harder_questions_at_a_higher_load_are_no_dependence() -> None:
     assert dependence.p_value == 1.0
 
 
-def test_a_steady_number_in_flight_is_not_compared() -> None:
+def test_a_constant_number_in_flight_shows_no_load_dependence() -> None:
     assert find_load_dependence(answers_at([100] * 500, [False] * 500)) is None
 
 
@@ -157,7 +157,7 @@ def test_seven_changed_responses_in_500_differ_from_the_reference() -> None:
     assert (comparison.worse, comparison.better) == (7, 0)
 
 
-def test_a_reference_that_varies_itself_is_no_difference() -> None:
+def test_responses_within_the_variation_of_the_reference_do_not_differ() -> None:
     pairs = [(0.9, 0.4), (0.3, 0.8)] * 250
     comparison = compare_with_reference(reference_answers(pairs))
     assert comparison is not None
@@ -201,5 +201,5 @@ def test_merged_scores_add_the_counts_of_each_question() -> None:
 
 
 @pytest.mark.parametrize("text", ["1 x", "-1", "1.5", "²"])
-def test_damaged_counts_count_nothing(text: str) -> None:
+def test_damaged_counts_of_scores_are_ignored(text: str) -> None:
     assert parse_counts(text) == []

@@ -81,7 +81,7 @@ def examples() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("which", range(5))
-def test_a_summary_without_explanations_lacks_the_explained_sections_only(
+def test_a_summary_without_explanations_omits_the_explained_sections_only(
     which: int,
 ) -> None:
     manifest, rows, *rest = examples()[which]

@@ -33,7 +33,7 @@ from loadgen.runs import text
 from loadgen.runs.outcome import build_cases
 
 
-def test_every_metric_resolves_and_is_in_the_summary() -> None:
+def test_every_metric_has_a_function_and_a_field_of_the_summary() -> None:
     for row in METRICS.builtin_rows:
         assert (row.values is not None) == (row.sample in ("ok", "sent"))
         assert row.block or row.field in Summary.__struct_fields__
@@ -48,7 +48,7 @@ def test_the_documentation_of_metrics_is_generated_from_their_definitions() -> N
     )
 
 
-def test_a_metric_of_a_plugin_is_shown_everywhere(
+def test_a_metric_of_a_plugin_is_in_every_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plugin adds a metric with one module, which also works on the records of older runs."""
@@ -238,7 +238,7 @@ ROW = MetricDefinition(
 """
 
 
-def test_only_its_definition_and_its_function_name_a_metric() -> None:
+def test_a_metric_is_named_only_in_its_definition_and_its_function() -> None:
     """A figure is its row and its function; the stamp that it rests on has a column of its own."""
     key = re.compile(r"""["'.]first_answer(?:_ms)?\b(?!_ns)""")
     naming = {

@@ -14,7 +14,7 @@ from loadgen.render import text as as_text
 from loadgen.runs import kind
 
 
-def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
+def test_the_report_counts_finish_reasons_of_successful_requests(tmp_path: Path) -> None:
     records = rows(1, 200)
     records["finish_reason"] = FINISH["length"]
     records["finish_reason"][:40] = FINISH["stop"]

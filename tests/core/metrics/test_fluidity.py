@@ -89,7 +89,7 @@ DEADLINES = st.builds(TokenDeadlines, st.integers(1, 900), st.integers(1, 90))
 
 
 @given(st.lists(WAITS, min_size=1, max_size=12), DEADLINES)
-def test_deadlines_of_single_tokens_are_those_of_the_naive_rule(
+def test_deadlines_of_single_tokens_equal_those_of_the_naive_rule(
     events: list[list[int]], deadlines: TokenDeadlines
 ) -> None:
     rows = records_of(events, [len(waits) for waits in events])
@@ -126,7 +126,9 @@ def test_tokens_of_one_event_arrive_at_the_same_time(
         ([160, 50], (3, 2)),  # the first token misses its deadline and that of the next token
     ],
 )
-def test_slack_and_misses_of_examples(waits_ms: list[int], expected: tuple[int, int]) -> None:
+def test_early_tokens_give_slack_and_late_tokens_miss_their_deadlines(
+    waits_ms: list[int], expected: tuple[int, int]
+) -> None:
     events = [[wait * MS for wait in waits_ms]]
     rows = records_of(events, [len(waits_ms)])
     deadlines = TokenDeadlines(100 * MS, 50 * MS)
@@ -134,7 +136,7 @@ def test_slack_and_misses_of_examples(waits_ms: list[int], expected: tuple[int, 
     assert (counts.deadlines[0], counts.missed[0]) == expected
 
 
-def test_responses_without_token_times_have_no_index() -> None:
+def test_responses_without_token_times_have_no_fluidity_index() -> None:
     events = [[100], [100, 20], [100, 20], [100]]
     rows = records_of(events, [8, 2, 2, 1])
     rows[2]["status"] = STATUS["failed"]
@@ -175,7 +177,7 @@ def slo_of(tpot_ms: int, objective: FluidityTerm | None) -> Slo:
 NINETY_AT_P95 = FluidityTerm(least_index=0.9, quantile=0.95)
 
 
-def test_an_objective_stores_the_token_times_and_decides_the_slo(tmp_path: Path) -> None:
+def test_a_fluidity_objective_stores_the_token_times_and_decides_the_slo(tmp_path: Path) -> None:
     easy = loadgen.load(run_in_virtual_time(tmp_path, slo_of(1000, NINETY_AT_P95))).summary
     assert easy.fluidity is not None and easy.fluidity.objective is not None
     assert easy.fluidity.objective.met is True and easy.fluidity.objective.supported
@@ -188,7 +190,7 @@ def test_an_objective_stores_the_token_times_and_decides_the_slo(tmp_path: Path)
     assert hard.fluidity.p99 <= hard.fluidity.p50 <= hard.fluidity.mean + 0.1
 
 
-def test_the_index_of_a_run_is_that_of_its_stored_token_times(tmp_path: Path) -> None:
+def test_the_fluidity_index_of_a_run_equals_that_of_its_stored_token_times(tmp_path: Path) -> None:
     folder = run_in_virtual_time(tmp_path, slo_of(20, None), keep="gaps")
     gaps = read_request_gaps(folder)
     assert gaps is not None
@@ -204,7 +206,7 @@ def test_the_index_of_a_run_is_that_of_its_stored_token_times(tmp_path: Path) ->
     assert fluidity.index == (deadlines - missed) / deadlines
 
 
-def test_without_token_times_or_deadlines_there_is_no_index(tmp_path: Path) -> None:
+def test_a_run_without_token_times_or_deadlines_has_no_fluidity_index(tmp_path: Path) -> None:
     raw = loadgen.load(run_in_virtual_time(tmp_path, slo_of(20, None))).summary
     assert raw.fluidity is None
     without_slo = loadgen.load(run_in_virtual_time(tmp_path, None, keep="gaps")).summary
@@ -218,7 +220,7 @@ def test_without_token_times_or_deadlines_there_is_no_index(tmp_path: Path) -> N
     assert damaged.goodput.met is None
 
 
-def test_an_slo_with_an_objective_is_undecided_without_a_stream(tmp_path: Path) -> None:
+def test_an_slo_with_a_fluidity_objective_is_undecided_without_streaming(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     flags = read_flags(request_rate="20", num_requests="200", seed="7", warmup="0")
     workload = load(str(tmp_path / "w.yaml"), flags)
@@ -234,7 +236,7 @@ def test_an_slo_with_an_objective_is_undecided_without_a_stream(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("failed", "is_met"), [(9, True), (10, False)])
-def test_failed_requests_count_as_requests_below_the_limit(failed: int, is_met: bool) -> None:
+def test_failed_requests_count_as_below_the_limit_of_fluidity(failed: int, is_met: bool) -> None:
     events = [[100, 20]] * 190
     counts = RequestCounts(
         scheduled=190 + failed,
@@ -263,7 +265,7 @@ def test_failed_requests_count_as_requests_below_the_limit(failed: int, is_met: 
     assert fluidity.objective.value == (1.0 if is_met else 0.0)
 
 
-def test_an_objective_without_deadlines_is_refused() -> None:
+def test_a_fluidity_objective_without_deadlines_is_refused() -> None:
     assert Slo(fluidity=NINETY_AT_P95).lacks_token_deadlines
     with_own_deadlines = FluidityTerm(least_index=0.9, first_token_ns=MS, per_token_ns=MS)
     assert Slo(fluidity=with_own_deadlines).find_token_deadlines() == (MS, MS)
@@ -287,7 +289,9 @@ slo: {ttft: 1s, tpot: 50ms, fluidity: 90%}
 
 
 @pytest.mark.parametrize("class_slo", ["", ", slo: {ttft: 2s}", ", slo: {fluidity: 90%}"])
-def test_classes_share_the_deadlines_of_the_workload(tmp_path: Path, class_slo: str) -> None:
+def test_a_class_with_a_separate_slo_is_refused_for_a_fluidity_objective(
+    tmp_path: Path, class_slo: str
+) -> None:
     file = tmp_path / "mix.yaml"
     file.write_text(MIX.replace("CHAT", class_slo))
 
@@ -304,7 +308,7 @@ def test_classes_share_the_deadlines_of_the_workload(tmp_path: Path, class_slo: 
         run()
 
 
-def test_reports_name_the_objective_with_its_deadlines(tmp_path: Path) -> None:
+def test_reports_name_the_fluidity_objective_with_its_deadlines(tmp_path: Path) -> None:
     run = loadgen.load(run_in_virtual_time(tmp_path, slo_of(2, NINETY_AT_P95)))
     objectives = list_objectives(run.summary)
     assert len(objectives) == 3 and "300 ms" in objectives[2] and "2 ms" in objectives[2]

@@ -50,7 +50,7 @@ SEVERAL = (
 )
 
 
-def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
+def test_each_machine_reports_its_requests_send_delay_and_cores() -> None:
     summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
     first_machine_summary, second_machine_summary, third_machine_summary, gone_machine_summary = (
         summary.machines
@@ -93,7 +93,7 @@ def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
     )
 
 
-def test_machines_are_the_same_in_text_page_and_json() -> None:
+def test_text_page_and_json_agree_on_the_machines() -> None:
     summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
     rendered_text = text.render(summary)
     name = "c #1 (10.0.0.1), lost under load"

@@ -283,7 +283,7 @@ def test_a_resent_request_counts_once() -> None:
     assert (counts.scheduled, counts.ok, counts.resent) == (9, 5, 2)
 
 
-def test_slots_of_the_warm_up_without_a_record_are_lost_there() -> None:
+def test_slots_of_the_warm_up_without_a_record_are_lost_in_the_warm_up() -> None:
     warm_up = msgspec.structs.replace(MANIFEST.stages[0], slots=6)
     manifest = msgspec.structs.replace(MANIFEST, stages=(warm_up, StagePlan(name="main", slots=12)))
     summary = summarize(manifest, handmade_records())
@@ -630,7 +630,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
         ),
     ],
 )
-def test_each_warning_appears_beyond_its_limit_only(
+def test_each_warning_appears_only_beyond_its_limit(
     change: dict[str, Any], manifest: dict[str, Any], warning: tuple[str, dict[str, Any]] | None
 ) -> None:
     warnings = summarize_changed_records(change, **manifest).verdict.warning_codes
@@ -720,7 +720,7 @@ def stopped_client(
     )
 
 
-def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
+def test_gaps_between_tokens_are_withheld_if_the_client_stops_reading() -> None:
     s = stopped_client()
 
     assert s.verdict.valid, s.verdict.reasons  # TTFT p50 is the newest stamp of a read, or nearly
@@ -805,7 +805,7 @@ def test_one_percent_of_late_reads_withholds_the_tail_of_itl_only() -> None:
     assert page.count("too uncertain") == 1
 
 
-def test_a_client_that_reads_at_once_reports_its_gaps() -> None:
+def test_a_client_that_reads_without_delay_reports_the_gaps_between_tokens() -> None:
     s = stopped_client(stop_ms=0)
     assert (s.withheld_metrics, s.withheld_statistics) == ({}, {})
     assert s.verdict.valid and s.itl_ms is not None
@@ -819,7 +819,7 @@ def test_a_rare_stop_of_the_client_withholds_the_largest_gap_only() -> None:
     assert (s.itl_ms.max, s.max_gap_ms.max) == (None, None)
 
 
-def test_tpot_is_judged_by_its_own_error() -> None:
+def test_tpot_is_withheld_by_the_timestamp_uncertainty_of_its_last_token() -> None:
     """Five tokens 10 ms apart: the error of either end moves TPOT by a quarter of it."""
     assert (
         "tpot"
@@ -952,7 +952,7 @@ def test_ten_requests_support_no_quantile() -> None:
     assert not verdict.valid and says(verdict.codes, "too_few", requests=10)
 
 
-def test_a_term_without_any_possible_value_is_undecided() -> None:
+def test_a_term_is_undecided_if_no_response_has_a_value_of_its_metric() -> None:
     rows = valid_records(30)
     rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = 1
     rows["last_token_ns"] = rows["first_token_ns"]
@@ -1001,7 +1001,7 @@ def test_responses_shorter_than_requested_are_a_caveat() -> None:
     assert summarize_changed_records({"asked_output": (20, 6)}).verdict.caveats == ()
 
 
-def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
+def test_itl_is_reported_only_if_each_event_carries_one_token() -> None:
     assert summarize_changed_records().itl_ms == summarize_changed_records().inter_chunk_ms
     assert (
         summarize_changed_records(
@@ -1020,7 +1020,7 @@ def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
     )
 
 
-def test_tokens_of_the_steady_state_are_counted_in_the_timeline() -> None:
+def test_the_steady_output_rate_counts_tokens_in_the_timeline() -> None:
     rows = valid_records()
     timeline = np.zeros(1100, np.int64)
     timeline[:1000] = 7  # events per 10 ms; two tokens each
@@ -1093,7 +1093,9 @@ def test_a_manifest_is_read_as_written_and_unknown_fields_are_ignored() -> None:
         (b'{"schema": 1, "run": 7}', "damaged_file"),
     ],
 )
-def test_a_damaged_file_of_a_run_is_reported_clearly(read: Any, data: bytes, code: str) -> None:
+def test_a_damaged_file_of_a_run_is_reported_with_its_path_and_a_hint(
+    read: Any, data: bytes, code: str
+) -> None:
     with refused(UserError, code) as exc_info:
         read(data, "some/file.json")
     assert exc_info.value.where == "some/file.json"

@@ -70,7 +70,7 @@ def correlated_noise(
 @pytest.mark.parametrize(
     ("memory_s", "series", "runs"), [(0.5, 2, 100), (0.5, 40, 8), (10, 2, 100), (10, 40, 8)]
 )
-def test_noise_is_called_growth_in_at_most_one_run_of_a_hundred(
+def test_noise_is_taken_for_growth_in_about_one_run_of_a_hundred(
     memory_s: float, series: int, runs: int
 ) -> None:
     rng = seeds.generator(3, f"{memory_s} {series}")
@@ -81,7 +81,7 @@ def test_noise_is_called_growth_in_at_most_one_run_of_a_hundred(
     assert alarms <= max(1, round(0.02 * runs))
 
 
-def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
+def test_the_smallest_detectable_growth_is_detected_nine_times_in_ten() -> None:
     rng = seeds.generator(4, "visible")
     flat = correlated_noise(rng, 120, 0.5)
     line = np.linspace(0, 1, growth.BLOCKS)
@@ -95,7 +95,7 @@ def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
     assert seen >= 0.85 * len(flat)
 
 
-def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
+def test_a_smoothly_growing_series_is_detected_among_many_others() -> None:
     """Blocks of such a queue are so correlated that a test of the slope alone misses it."""
     rng = seeds.generator(5, "smooth")
     series = list(1000 + 20 * correlated_noise(rng, 143, 10))
@@ -119,7 +119,7 @@ def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
     assert fall is not None and not fall.grows
 
 
-def test_bent_growth_is_not_noise_and_missing_blocks_are_skipped() -> None:
+def test_growth_along_a_curve_is_detected_and_missing_blocks_are_skipped() -> None:
     bend = (np.arange(16.0) - 3) ** 2
     bend[[2, 11]] = math.nan
     (growth_trend,) = trend.find_trends([bend])
@@ -309,7 +309,7 @@ def test_longer_requests_are_not_growth_of_the_server(growth: float, field: str)
 
 
 @pytest.mark.parametrize("field", ["input_tokens", "asked_output"])
-def test_a_growing_queue_is_found_although_requests_become_longer(field: str) -> None:
+def test_a_growing_queue_is_detected_although_requests_become_longer(field: str) -> None:
     judgement = judge_records(simulate_growing_requests(growth=1.0, queue_s=5, field=field))
     assert (judgement.sustained, judgement.code) == (False, "grows")
 
@@ -396,7 +396,7 @@ def test_a_peak_is_sustained_if_a_longer_trial_passes() -> None:
     assert [result.length_factor for result in search.results if result.kind == "sustain"] == [2.0]
 
 
-def test_a_growing_peak_is_refused_and_the_steady_knee_is_reported() -> None:
+def test_a_load_whose_queue_grows_is_refused_and_a_sustained_one_is_reported() -> None:
     answer = run_search(steady=96, sustain_length_factor=2.0).result
 
     assert answer.confirmed_load == pytest.approx(100, rel=0.02)
@@ -415,7 +415,7 @@ def test_a_growing_peak_is_refused_and_the_steady_knee_is_reported() -> None:
     assert "2 times the trial" in " ".join(text.split())
 
 
-def test_without_a_longer_trial_a_peak_is_valid_by_the_rules_only() -> None:
+def test_without_a_longer_trial_a_peak_passes_by_the_rules_only() -> None:
     search = run_search(steady=200)
     answer = search.result
     assert (answer.sustained, answer.is_by_rules_only) == (None, True)
@@ -435,13 +435,13 @@ def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials
     assert answer.sustained is not True and answer.is_by_rules_only
 
 
-def test_no_rate_is_sustained_when_every_one_grows() -> None:
+def test_no_rate_is_sustained_if_the_queue_grows_at_every_rate() -> None:
     answer = run_search(steady=1, sustain_length_factor=2.0).result
     assert (answer.sustained, answer.sustained_load) == (False, None)
     assert answer.is_by_rules_only and answer.sustained_reason
 
 
-def test_the_trial_monitor_finds_one_growing_replica() -> None:
+def test_the_trial_monitor_detects_one_replica_whose_queue_grows() -> None:
 
     instants = np.arange(100, 400, 10) * S
     assert has_growing_replica(simulate_queues([0.6, 1.1]), instants)
@@ -485,14 +485,16 @@ def count_intervals_covering(
 
 
 @pytest.mark.parametrize("run_spread", [None, 0.02])
-def test_intervals_cover_the_truth_where_runs_differ(run_spread: float | None) -> None:
+def test_intervals_of_a_search_cover_the_true_capacity_if_runs_differ(
+    run_spread: float | None,
+) -> None:
     """100 searches at 0.4, 1 and 2 %: benchmarks/search_truth.py coverage."""
     hits, probes = count_intervals_covering(0.02, run_spread=run_spread, count=8)
     assert hits >= 7
     assert probes < 25
 
 
-def test_the_interval_of_a_repeating_server_is_not_widened() -> None:
+def test_the_interval_is_wider_if_runs_of_a_server_vary() -> None:
     narrow, wide = (interval_of_search(run_spread) for run_spread in (0.0, 0.03))
     assert wide > 2 * narrow
 
@@ -505,7 +507,7 @@ def interval_of_search(run_spread: float) -> float:
     return interval.high - interval.low
 
 
-def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
+def test_the_text_lists_the_errors_that_an_interval_covers_from_the_largest() -> None:
     simulated = run_search(steady=200).result
     coverage_text = search_text.describe_interval_coverage(simulated, simulated=True)
 
@@ -522,7 +524,9 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
 @pytest.mark.parametrize(
     ("trial_s", "within"), [(600, "2 min 43 s (default 12 min 00 s"), (2700, "12 min 12 s")]
 )
-def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
+def test_the_text_of_an_interval_states_the_period_of_slowdowns_that_it_covers(
+    trial_s: float, within: str
+) -> None:
     """Trials of ten minutes cannot show a slowdown that recurs every half hour."""
     coverage_text = search_text.describe_interval_coverage(
         run_search(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
@@ -539,7 +543,7 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
 # -- resonance -------------------------------------------------------------------------------------
 
 
-def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
+def test_a_resonance_of_round_robin_with_the_data_set_is_reported() -> None:
     lengths = tuple([200, 100, 100] * 8)
     data = Synthetic(
         input_tokens=ListedTokens(values=lengths), output_tokens=ListedTokens(values=lengths)
@@ -584,7 +588,7 @@ server: {max_batch_size: 64}
 RATE = 142.6  # /s, which overloads that one by a few percent
 
 
-def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
+def test_a_valid_run_with_one_slow_replica_is_not_sustained(tmp_path: Path) -> None:
     """The queue of one replica of four grows throughout a run that is valid by all limits."""
     preset = tmp_path / "uneven.yaml"
     preset.write_text(UNEVEN)
@@ -613,7 +617,7 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seed", "lower"), [("1", False), ("3", True)]
 )  # whether the confirmed load is not sustained
-def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
+def test_a_search_reports_and_stores_the_highest_sustained_load(
     seed: str, lower: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
@@ -658,7 +662,9 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
         )
 
 
-def test_a_run_without_a_steady_state_is_called_too_short(tmp_path: Path) -> None:
+def test_a_run_without_a_steady_state_is_too_short_to_be_judged_as_sustained(
+    tmp_path: Path,
+) -> None:
     """The warm-up never leaves the server, so the run has no steady state and no growth."""
     main_arguments = [
         "run",

@@ -150,7 +150,7 @@ STREAMING = {
         ("itl", 1, STREAMING, False),
     ],
 )
-def test_an_unfinished_request_is_over_a_term_if_its_least_value_is(
+def test_an_unfinished_request_misses_a_term_if_its_least_value_exceeds_the_limit(
     metric: str, limit_ns: int, fields: dict[str, int], over: bool
 ) -> None:
     is_over = outcomes.is_over_when_cut(
@@ -237,7 +237,7 @@ def test_a_search_counts_unfinished_requests_as_a_run_does() -> None:
 # -- interrupted runs ------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
+def test_an_interrupted_run_is_not_valid_and_has_the_code_interrupted() -> None:
     summary = summary_of(1000, 0, state="interrupted")
     assert not summary.verdict.valid and says(summary.verdict.codes, "interrupted")
     assert exit_code(summary) == INTERRUPTED  # of the run itself
@@ -270,7 +270,7 @@ def test_a_stored_interrupted_run_is_reported_as_not_valid(
 # -- stored and shown ------------------------------------------------------------------------------
 
 
-def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> None:
+def test_the_status_is_stored_and_an_unknown_status_is_read_as_lost(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     table = to_table(records_with_unfinished(3, 2), [])
@@ -300,7 +300,7 @@ def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> 
     ]
 
 
-def test_the_drain_is_counted_down_and_can_be_ended() -> None:
+def test_the_remaining_drain_time_is_printed_and_the_drain_can_be_ended() -> None:
     progress = Progress(100, 10 * S, drain_ns=600 * S)
     counters = Counters()
     counters.in_flight = 12
@@ -447,7 +447,7 @@ TRIAL_LENGTHS = {"agentic": "150s"}  # of few requests in flight, shorter trials
 
 
 @pytest.mark.parametrize("profile", FIRST_LOADS)
-def test_search_report_cost_and_capacity_agree(
+def test_search_report_cost_and_capacity_file_agree_on_the_rate(
     profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "v"

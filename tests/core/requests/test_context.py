@@ -51,7 +51,9 @@ def test_a_load_above_the_context_length_is_refused_before_it_starts(
     assert "--url sim:gb300-vm-128k" in stderr
 
 
-def test_a_contract_names_the_load_point_above_the_context_length(tmp_path: Path) -> None:
+def test_the_forecast_of_a_contract_names_a_load_point_above_the_context_length(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "c.yaml").write_text(
         "name: c\n"
         "horizon: 5s\n"
@@ -148,7 +150,7 @@ def test_a_dry_run_lists_the_lengths_of_tasks_and_classes(
     assert "agentic: 5.0 % of all sessions, 15.1 %" in stdout
 
 
-def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
+def test_the_lengths_of_a_load_equal_those_of_its_requests() -> None:
     workload = load("mixed", read_flags(seed="1"))
     prompts = build_prompts(workload, 1, 1, load_tokenizer())
     first = lengths.first_request_lengths(prompts, 100)
@@ -171,7 +173,7 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
     assert sum(class_share.tokens for class_share in shares) == pytest.approx(1)
 
 
-def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
+def test_a_load_above_the_context_length_leaves_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as exc_info:
         execute(
             load("coding-agent", read_flags(seed="1")),

@@ -14,7 +14,7 @@ def test_the_sum_of_one_hash_is_that_hash() -> None:
     assert sum_of_hashes([]) == bytes(16)
 
 
-def test_the_sum_is_taken_modulo_128_bits_and_in_any_order() -> None:
+def test_the_sum_of_hashes_is_modulo_128_bits_and_independent_of_the_order() -> None:
     rng = random.Random(5)
     texts = [(rng.getrandbits(63), rng.randbytes(100)) for _ in range(20)]
     hashes = [int.from_bytes(sum_of_hashes([text]), "little") for text in texts]

@@ -272,7 +272,7 @@ def by_hand(folder: Path) -> dict[str, float]:
     return {name: value / everything for name, value in spent.items()}
 
 
-def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
+def test_the_shares_of_steps_in_the_time_of_a_task_add_up(tmp_path: Path) -> None:
     steps = STEPS | {
         "ask": {"input_tokens": 20, "output_tokens": 2},
         "embed": STEPS["embed"] | {"parallel": 3, "after": "ask"},
@@ -308,7 +308,7 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
     assert run_folder.open_run(folder).summary.steps == summary.steps
 
 
-def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
+def test_each_step_is_compared_with_a_separate_interval(tmp_path: Path) -> None:
     for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
         execute(workload(RAG, 200), Settings(url=url, out=tmp_path / name))
     sides = read_sides([tmp_path / "a", tmp_path / "b"])
@@ -434,7 +434,7 @@ def targets(*urls: str, **more: Any) -> Settings:
         (["embedder=http://b", "ranker=http://c"], "missing_option"),
     ],
 )
-def test_targets_of_steps_are_all_specified_or_none(urls: list[str], code: str) -> None:
+def test_targets_for_only_some_of_the_steps_are_refused(urls: list[str], code: str) -> None:
     with refused(CombinedError, code):
         resolve_step_targets(workload(), targets(*urls))
 
@@ -496,7 +496,7 @@ def test_tasks_are_refused_for_the_embeddings_api() -> None:
         build_prompts(workload(), 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))
 
 
-def test_non_generative_requests_miss_no_term_about_tokens(tmp_path: Path) -> None:
+def test_requests_without_generation_miss_no_term_about_tokens(tmp_path: Path) -> None:
     summary, folder = execute(
         workload(slo={"ttft": "5s", "tpot": "5s", "e2e": "9s"}),
         Settings(url="sim:gb300-vm", out=tmp_path),

@@ -92,7 +92,7 @@ def test_a_prompt_has_exactly_the_requested_tokens(kind):
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 17])
-def test_short_prompts_are_exact(n):
+def test_short_prompts_have_exactly_the_requested_tokens(n):
     assert {
         true_count(built(input_tokens=FixedTokens.model_construct(value=n), salt=salt)[9])
         for salt in range(50)
@@ -172,7 +172,7 @@ def test_a_turn_contains_the_scripted_history_of_earlier_turns():
             )
 
 
-def test_recipe_of_the_draws_is_frozen():
+def test_a_seed_gives_the_same_texts_in_every_version():
     """If a text changes, two versions send different bytes for the same seed."""
     assert texts(built(input_tokens=FixedTokens(value=9))[5]) == [
         "voor torture kernel catalog motivate judgement video magn classifier"
@@ -180,7 +180,7 @@ def test_recipe_of_the_draws_is_frozen():
     assert digests.fingerprint(built(**KINDS["talk"]), 12) == "c4e47f4b10d198276952de8d38614964"
 
 
-def test_heads_are_unique_within_a_run_and_between_runs():
+def test_beginnings_of_prompts_are_unique_within_a_run_and_between_runs():
     heads = [
         tuple(built_one[number].prompt.split()[:4])
         for built_one in (built(salt=1), built(salt=2))
@@ -194,7 +194,7 @@ def test_heads_are_unique_within_a_run_and_between_runs():
 
 
 @pytest.mark.parametrize(("n", "different"), [(1, 4096), (2, 20_000), (3, 20_000)])
-def test_short_prompts_differ_as_far_as_they_can(n, different):
+def test_short_prompts_differ_as_far_as_their_length_allows(n, different):
     prompts = built(input_tokens=FixedTokens(value=n))
     assert len({prompts[number].prompt for number in range(20_000)}) == different
     assert "4 are needed" in prompts.warnings(10)[0]
@@ -230,7 +230,7 @@ def test_only_shared_prefixes_are_shared():
     )
 
 
-def test_the_system_message_is_the_same_for_all():
+def test_all_prompts_have_the_same_system_message():
     prompts = built(system_tokens=12)
     assert {prompts[number].messages[0]["content"] for number in range(20)} == {
         prompts[0].messages[0]["content"]
@@ -248,7 +248,7 @@ def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
     }
 
 
-def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
+def test_an_agentic_task_has_10_000_tokens_including_its_repeated_history():
     prompts = build_prompts(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
     for task in (0, 1, 77):
         requests = [prompts[task * 4 + turn] for turn in range(4)]
@@ -288,7 +288,7 @@ def test_real_replies_take_the_place_of_scripted_ones():
         prompts.with_replies(5, replies("first"))
 
 
-def test_fingerprint_is_the_same_however_the_requests_are_spread():
+def test_the_fingerprint_does_not_depend_on_the_split_between_workers():
     prompts = built(**KINDS["talk"])
     shards = [digests.Digest() for _ in range(3)]
     for number in random.Random(1).sample(range(100), 100):
@@ -298,7 +298,7 @@ def test_fingerprint_is_the_same_however_the_requests_are_spread():
     assert combined_digest.hexdigest() == digests.fingerprint(prompts, 100)
 
 
-def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
+def test_the_fingerprint_depends_on_texts_lengths_order_and_number_of_requests():
     base = digests.fingerprint(built(), 10)
     other_fingerprints = [
         digests.fingerprint(built(salt=3), 10),
@@ -313,7 +313,7 @@ def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
     assert digests.fingerprint(built(), 10) == base
 
 
-def test_fingerprint_of_server_history_leaves_the_replies_out():
+def test_the_fingerprint_of_server_history_excludes_the_replies():
     prompts = built(turns=talk(2, history="server"))
     digest = digests.Digest(includes_replies=False)
     digest.add([(0, prompts[0]), (1, prompts.with_replies(1, replies("what the server said")))])
@@ -356,7 +356,7 @@ def test_a_length_outside_its_bounds_is_clamped():
     )
 
 
-def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
+def test_prompts_have_exactly_the_requested_tokens_of_a_local_tokenizer(tmp_path):
     local = tokens.load_tokenizer(str(train(tmp_path / "tokenizer.json")))
     prompts = built(tokenizer=local, **KINDS["prefix"])
 

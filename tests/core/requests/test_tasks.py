@@ -753,7 +753,7 @@ def test_the_requested_share_of_users_abandons_its_tasks(tmp_path: Path) -> None
             assert 1 <= abandonment.tokens < graphs.output_tokens(number, abandonment.turn)
 
 
-def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(
+def test_abandoned_tasks_end_within_a_response_and_do_not_count_as_failed(
     tmp_path: Path,
 ) -> None:
     requested_workload = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))

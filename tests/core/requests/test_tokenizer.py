@@ -28,7 +28,7 @@ def _unpacked_ranks() -> dict[bytes, int]:
     return {encoding.decode_single_token_bytes(rank): rank for rank in range(100_256)}
 
 
-def test_the_packaged_ranks_are_the_published_file():
+def test_the_packaged_ranks_equal_the_published_file():
     published = b"".join(
         base64.b64encode(token) + b" %d\n" % rank for token, rank in _unpacked_ranks().items()
     )
@@ -69,13 +69,13 @@ def test_packaged_tokenizer_encodes_like_cl100k(text, ids):
     assert CL100K.count(text) == len(ids)
 
 
-def test_every_word_and_every_start_is_one_token():
+def test_every_inner_word_and_every_first_word_is_one_token():
     encode = CL100K.load_encode()
     assert all(len(encode(word)) == 1 for word in CL100K.inner_words)
     assert all(len(encode(word)) == len(encode(" " + word)) == 1 for word in CL100K.start_words)
 
 
-def test_random_joins_are_exact_by_construction():
+def test_a_text_of_n_packaged_words_has_n_tokens():
     rng = random.Random(7)
     for _ in range(500):
         n = rng.choice((1, 2, 3, 4, 5, rng.randint(6, 400)))
@@ -85,7 +85,7 @@ def test_random_joins_are_exact_by_construction():
 
 
 @pytest.mark.processes
-def test_nothing_asks_the_network_or_an_imported_library_before_counting():
+def test_counting_tokens_needs_neither_network_nor_http_library():
     script = """if True:
         import socket, sys
         def forbidden(*_, **__): raise AssertionError("network")
@@ -132,7 +132,7 @@ def test_reading_a_local_tokenizer_starts_no_thread(tiny):
     subprocess.run([sys.executable, "-c", code, str(tiny)], check=True)
 
 
-def test_a_directory_can_be_given_instead_of_its_tokenizer_json(tiny):
+def test_a_directory_is_accepted_instead_of_its_tokenizer_json(tiny):
     assert (
         tokenizer.load_tokenizer(str(tiny.parent)).sha256
         == tokenizer.load_tokenizer(str(tiny)).sha256
@@ -160,7 +160,7 @@ def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
         ),
     ],
 )
-def test_an_invalid_tokenizer_is_one_clear_error(tmp_path, content, code):
+def test_an_invalid_tokenizer_is_refused_with_its_path_and_a_hint(tmp_path, content, code):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
@@ -173,21 +173,21 @@ def test_an_invalid_tokenizer_is_one_clear_error(tmp_path, content, code):
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-9], lambda _data: b"", lambda data: data[::-1]]
 )
-def test_damaged_packaged_data_is_named(tmp_path, damage):
+def test_damaged_packaged_data_is_refused_with_its_file_name(tmp_path, damage):
     path = tmp_path / "cl100k.words.gz"
     path.write_bytes(damage((tokenizer.DATA / path.name).read_bytes()))
     with pytest.raises(UserError, match=r"--> .*cl100k\.words\.gz"):
         tokenizer.packaged_tokenizer(tmp_path)
 
 
-def test_other_packaged_data_is_refused_by_its_hash(tmp_path):
+def test_packaged_data_with_another_hash_is_refused(tmp_path):
     for name in ("cl100k.words.gz", "cl100k.ranks.gz"):  # the words as ranks too
         shutil.copy(tokenizer.DATA / "cl100k.words.gz", tmp_path / name)
     with pytest.raises(UserError, match=r"--> .*cl100k\.ranks\.gz"):
         tokenizer.packaged_tokenizer(tmp_path).encode("x")
 
 
-def test_a_name_of_hugging_face_is_found_in_its_cache_with_its_commit(
+def test_a_hugging_face_tokenizer_is_loaded_from_the_cache_with_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))

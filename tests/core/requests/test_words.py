@@ -17,7 +17,7 @@ WORD_LISTS = {
 
 
 @pytest.mark.parametrize("word_list", WORD_LISTS.values(), ids=WORD_LISTS)
-def test_each_pair_of_bytes_selects_a_word(word_list: list[str]) -> None:
+def test_each_pair_of_random_bytes_selects_a_word_of_the_list(word_list: list[str]) -> None:
     write = create_text_writer(word_list)
     numbers = [0, 1, 2, 700, 65_535]
     random_bytes = b"".join(number.to_bytes(2, "little") for number in numbers)

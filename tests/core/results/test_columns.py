@@ -76,7 +76,7 @@ def test_only_new_connections_have_a_connect_time() -> None:
         max_size=20,
     )
 )
-def test_columns_equal_the_scalar_definitions(values: list[tuple[int, ...]]) -> None:
+def test_metrics_of_columns_equal_their_scalar_definitions(values: list[tuple[int, ...]]) -> None:
     rows = blank(len(values))
     for row, (*instants, output, reasoning, first_tokens, at_once) in zip(
         rows, values, strict=True
@@ -120,7 +120,7 @@ def test_itl_is_the_time_between_successive_events() -> None:
     st.integers(0, 30),
     st.integers(1, 40),
 )
-def test_in_flight_equals_counting_at_every_instant(
+def test_the_number_in_flight_equals_counting_at_every_instant(
     spans_ns: list[tuple[int, int]], low: int, length: int
 ) -> None:
     rows = blank(len(spans_ns))
@@ -143,7 +143,7 @@ def variation(instants: NDArray[np.int64]) -> float:
     return measured_variation
 
 
-def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
+def test_the_inter_arrival_cv_is_0_for_constant_and_1_for_poisson_arrivals() -> None:
     draw = np.random.default_rng(4)
 
     assert variation(np.arange(1000) * S) == 0
@@ -159,7 +159,7 @@ def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
     assert gap_variation(two_rates[:1], stages[:1]) is None
 
 
-def test_steady_events_cut_bins_in_proportion() -> None:
+def test_events_of_a_partly_covered_bin_count_in_proportion() -> None:
     counts = np.array([10, 20, 30, 40])
     cut_span = make_span(
         BIN_NS // 2, BIN_NS * 5 // 2
@@ -176,7 +176,7 @@ def test_steady_events_cut_bins_in_proportion() -> None:
     start_ns=st.integers(0, 22 * BIN_NS),
     length_ns=st.integers(1, 22 * BIN_NS),
 )
-def test_events_between_two_instants_are_on_the_line_through_all_bins(
+def test_event_counts_between_two_instants_interpolate_the_cumulative_count(
     counts: list[int], start_ns: int, length_ns: int
 ) -> None:
     sums, stretch = np.cumsum([0, *counts]), make_span(start_ns, start_ns + length_ns)
@@ -264,7 +264,7 @@ def slo_sample(
         ([], {"cancelled": 3}, None, None, 0, 0),  # no request that could have one: undecided
     ],
 )
-def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
+def test_a_term_counts_failures_as_misses_and_excludes_cancelled_requests(
     ttft_ms: list[int],
     statuses: dict[str, int],
     is_met: bool,
@@ -292,7 +292,7 @@ def test_the_goodput_objective_counts_unrecorded_slots_as_misses() -> None:
         assert measure_goodput(sample, Window()).met is met
 
 
-def test_a_pooled_term_judges_gaps_not_requests() -> None:
+def test_a_pooled_term_judges_gaps_and_not_requests() -> None:
     gaps = Histogram()
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
@@ -307,7 +307,7 @@ def test_a_pooled_term_judges_gaps_not_requests() -> None:
     assert goodput.slo[0].value_ms == pytest.approx(50, rel=0.001)
 
 
-def test_the_most_in_flight_is_found_among_many_starts() -> None:
+def test_the_maximum_in_flight_of_many_requests_equals_a_full_count() -> None:
     rows, draw = blank(20_000), np.random.default_rng(1)
     rows["sent_ns"] = draw.integers(0, 10**6, len(rows))
     rows["done_ns"] = rows["sent_ns"] + draw.integers(1, 10**6, len(rows))
@@ -333,7 +333,7 @@ def test_selected_columns_equal_the_selected_records(stages: list[int]) -> None:
     assert columns["slot"].tolist() == rows["slot"][chosen].tolist()
 
 
-def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
+def test_any_selection_of_rows_in_a_file_equals_that_in_memory(tmp_path: Path) -> None:
     """Constant row groups are cached, and a selection reads only the groups that contain it."""
     rows, draw = blank(1_000), np.random.default_rng(1)
     rows["slot"] = rows["due_ns"] = draw.permutation(1_000)
@@ -372,7 +372,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
     assert summarize(manifest, frame) == summarize(manifest, rows)
 
 
-def test_a_summary_of_a_file_keeps_few_columns_and_reads_equal_ones_once(
+def test_a_summary_of_a_file_caches_few_columns_and_reads_none_twice(
     tmp_path: Path,
 ) -> None:
     rows = sent_rows(3_000, 3)
@@ -398,7 +398,7 @@ def test_a_summary_of_a_file_keeps_few_columns_and_reads_equal_ones_once(
     assert sizes == {"request": 2, "max_gap_ns": 4}
 
 
-def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path) -> None:
+def test_columns_of_equal_size_in_a_file_are_read_separately(tmp_path: Path) -> None:
     """Numbers that do not compress: each column has the same number of bytes, and other ones."""
     rows, draw = blank(500), np.random.default_rng(1)
     for name in FIELDS:
@@ -415,7 +415,7 @@ def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path
     frame.close()
 
 
-def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path: Path) -> None:
+def test_rows_of_a_file_sorted_by_stage_are_selected_without_a_copy(tmp_path: Path) -> None:
     rows, draw = blank(1_000), np.random.default_rng(1)
     rows["stage"] = np.where(
         np.arange(1_000) < 700, draw.integers(0, 3, 1_000), 1
@@ -448,7 +448,7 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
         assert (of_stage.take("slot", places) == rows["slot"][rows["stage"] == stage][places]).all()
 
 
-def test_blocks_of_columns_are_not_made_of_rows() -> None:
+def test_blocks_of_columns_are_read_without_gathering_rows() -> None:
     """A row has all of its fields: to gather them for each figure was half of a run of a rack."""
 
     class ColumnsOnly(RecordColumns):
@@ -464,7 +464,7 @@ def test_blocks_of_columns_are_not_made_of_rows() -> None:
     ]
 
 
-def test_blocks_are_the_rows_in_their_order() -> None:
+def test_blocks_contain_the_selected_rows_in_order() -> None:
     rows = sent_rows(2 * BLOCK_ROWS + 5, 2)
     for chosen in (None, rows["slot"] % 100 > 0, rows["slot"] % 100 == 0, rows["slot"] < 0):
         columns = Columns(rows, chosen)
@@ -495,7 +495,7 @@ SAME = (
 """Columns of `sent_rows` that are the same, as those of a simulated run are."""
 
 
-def test_a_file_without_rows_has_columns_of_none(tmp_path: Path) -> None:
+def test_a_file_without_rows_has_empty_columns(tmp_path: Path) -> None:
     pq.write_table(to_table(sent_rows(5, 3)[:0], []), tmp_path / "rows.parquet")
     frame = Frame([tmp_path / "rows.parquet"], by_stage=True)
     assert [len(frame[name]) for name in ROW.names or ()] == [0] * len(ROW.names or ())
@@ -554,7 +554,7 @@ def sent_rows(count: int, seed: int) -> NDArray[np.void]:
     return rows
 
 
-def test_rows_side_by_side_are_not_copied() -> None:
+def test_contiguous_rows_are_selected_without_a_copy() -> None:
     rows = blank(100)
     rows["due_ns"], rows["stage"][:10] = np.arange(100), 1
     columns = RecordColumns(100, {name: rows[name].copy() for name in ROW.names or ()})
@@ -567,7 +567,7 @@ def test_rows_side_by_side_are_not_copied() -> None:
     assert not len(Columns(rows, rows["due_ns"] < 0)["due_ns"])
 
 
-def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
+def test_columns_of_instants_are_stored_without_a_dictionary(tmp_path: Path) -> None:
     """A dictionary of timestamps would fill up, double the writing time and enlarge the file."""
     rows = blank(50)
     rows["due_ns"] = np.arange(50) * S
@@ -638,7 +638,7 @@ def test_quotients_are_computed_from_integers(largest: int) -> None:
     assert quotients.tolist() == expected.tolist()
 
 
-def test_numbers_of_one_part_are_not_copied() -> None:
+def test_joining_a_single_array_does_not_copy_it() -> None:
     numbers = np.arange(3)
     assert metrics.join_arrays([np.zeros(0), numbers]) is numbers
     assert metrics.join_arrays([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(

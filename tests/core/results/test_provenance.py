@@ -154,7 +154,9 @@ def test_an_unfinished_sweep_has_no_hashes(tmp_path: Path) -> None:
 # -- metadata --------------------------------------------------------------------------------------
 
 
-def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metadata_are_stored_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pairs = ["--metadata", "driver=580.65", "--metadata", "note=two words, and = too"]
     folder = str(tmp_path / "a")
 
@@ -247,7 +249,7 @@ def test_metadata_without_a_value_is_refused(text: str) -> None:
 # -- software, GPUs, region ------------------------------------------------------------------------
 
 
-def test_every_output_form_has_tokens_per_gpu(tmp_path: Path) -> None:
+def test_every_output_format_has_tokens_per_gpu(tmp_path: Path) -> None:
     summary = run(tmp_path / "a", gpus=4).summary
     tokens = summary.tokens
 

@@ -112,7 +112,7 @@ def test_every_value_of_a_completion_is_in_its_column() -> None:
 
 
 @pytest.mark.parametrize("name", TIMESTAMPS)
-def test_a_timestamp_of_zero_is_kept_and_an_absent_one_is_minus_one(name: str) -> None:
+def test_a_timestamp_of_zero_is_stored_and_an_absent_one_is_minus_one(name: str) -> None:
     """In virtual time the clock itself begins at 0."""
     zero = completion(**{name: 0})
     absent = completion(**{name: -1})

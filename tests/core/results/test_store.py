@@ -200,7 +200,7 @@ def test_a_record_has_every_field_of_its_completion() -> None:
 
 
 @pytest.mark.processes
-def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_row_at_the_end_of_a_record_log_is_ignored(tmp_path: Path) -> None:
     written(tmp_path, workers=1)
     file = tmp_path / "spool" / "w0.rows"
     file.write_bytes(file.read_bytes()[:-7])
@@ -219,7 +219,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path, content: bytes | Non
     assert str(tmp_path) in str(error.value)
 
 
-def test_damage_found_by_pyarrow_is_one_line() -> None:
+def test_an_error_of_pyarrow_is_reported_in_one_line() -> None:
     """Its sentences may end in a line break."""
     fault = unreadable(
         "records", ValueError("Couldn't deserialize thrift: Invalid data\n"), Path("r.parquet"), ""

@@ -31,7 +31,9 @@ LAWS: dict[str, Callable[..., Arrivals]] = {
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
-def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int]) -> None:
+def test_arrivals_of_official_mlperf_runs_are_reproduced_to_the_nanosecond(
+    run: dict[str, int],
+) -> None:
     arrival_times = arrivals.poisson_arrivals_at_least(
         run["qps"],
         seed=SEED,
@@ -100,7 +102,7 @@ def test_vectorised_gaps_equal_scalar_gaps_to_the_nanosecond(
     ("rate", "duration_s", "count", "multiple"),
     [(10.0, 60, 1, 1), (10.0, 1, 200, 1), (10.0, 60, 1, 500), (1e6, 0, 1, 1)],
 )
-def test_minimum_length_follows_the_stop_rule_of_loadgen(
+def test_arrivals_with_minimums_end_by_the_stop_rule_of_mlperf_loadgen(
     rate: float, duration_s: int, count: int, multiple: int
 ) -> None:
     arrival_times = arrivals.poisson_arrivals_at_least(
@@ -143,7 +145,7 @@ def test_arrivals_end_at_the_duration_or_the_count_whichever_is_first(law: str) 
 
 
 @pytest.mark.parametrize("rate", [1000.0, 3.0, 7.3, 12_345.678])
-def test_constant_arrivals_have_no_gap_variation(rate: float) -> None:
+def test_constant_arrivals_have_equal_gaps(rate: float) -> None:
     offsets = arrivals.constant_arrivals(rate, count=200_000).offsets_ns
     gaps = np.diff(offsets)
     assert gaps.max() - gaps.min() <= 1  # the rounding to whole ns
@@ -216,7 +218,7 @@ def test_gaps_follow_their_distribution(
 @pytest.mark.parametrize(
     ("low", "high"), [(0.0, 400.0), (400.0, 0.0), (100.0, 300.0), (200.0, 200.0)]
 )
-def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
+def test_arrivals_of_a_ramp_are_poisson_at_the_changing_rate(low: float, high: float) -> None:
     arrival_times = arrivals.ramp_arrivals(low, high, rng=rng(3), duration_ns=100 * S)
     t = arrival_times.offsets_ns / 1e9
     integral = low * t + (high - low) / 100 * t * t / 2  # expected arrivals up to t
@@ -232,7 +234,7 @@ def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
     assert furthest((low * t + (high - low) / 100 * t * t / 2) / 20_000, lambda share: share) < 1.63
 
 
-def test_infinite_rate_sends_everything_at_once() -> None:
+def test_an_infinite_rate_sends_all_requests_at_once() -> None:
     arrival_times = arrivals.constant_arrivals(math.inf, count=100)
     assert arrival_times.offsets_ns.tolist() == [0] * 100
     assert arrival_times.end_ns == 0

@@ -99,7 +99,7 @@ def test_a_warm_up_does_not_add_to_the_rate() -> None:
 
 @pytest.mark.parametrize("count", [12, 20, 21, 40])
 @pytest.mark.parametrize("ramp_ns", [0, TAKES_NS, 3 * TAKES_NS])
-def test_rate_does_not_depend_on_how_virtual_users_start(count: int, ramp_ns: int) -> None:
+def test_the_rate_does_not_depend_on_how_virtual_users_start(count: int, ramp_ns: int) -> None:
     true_rate = 4 / (TAKES_NS / S)
     for stages in (
         [closed(4, ramp_ns, count=count)],
@@ -115,7 +115,7 @@ def test_rate_does_not_depend_on_how_virtual_users_start(count: int, ramp_ns: in
         assert (summary.load.in_flight_max or 0) <= 4
 
 
-def test_stage_counts_no_request_of_another_stage() -> None:
+def test_a_stage_counts_no_request_of_another_stage() -> None:
     summary = summary_of(
         closed(8, duration_ns=10 * S), closed(4, duration_ns=20 * S), closed(6, duration_ns=20 * S)
     )
@@ -140,7 +140,7 @@ def test_an_open_loop_completes_no_more_than_it_offers() -> None:
     )
 
 
-def test_load_without_steady_state_has_no_steady_metrics_and_a_note() -> None:
+def test_a_load_without_steady_state_has_a_warning_and_no_steady_metrics() -> None:
     summary = summary_of(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10))
     assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
     assert says(summary.verdict.warning_codes, "never_steady")
@@ -214,7 +214,7 @@ def test_virtual_users_start_over_one_response_time_and_their_first_requests_are
     )
 
 
-def test_requested_start_of_virtual_users_is_kept() -> None:
+def test_the_requested_stagger_of_virtual_users_is_used() -> None:
     herd = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=0), duration_ns=60 * S)
 
     assert begun(herd) == [
@@ -227,7 +227,7 @@ def test_requested_start_of_virtual_users_is_kept() -> None:
     assert begun(op) == [("load", True, S, None, None, "")]
 
 
-def test_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
+def test_the_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
     before = Stage(
         name="warm-up", arrival=Closed(concurrency=4), duration_ns=10 * S, measured=False
     )
@@ -244,7 +244,7 @@ def test_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
     )
 
 
-def test_start_of_virtual_users_is_described() -> None:
+def test_the_text_describes_how_virtual_users_start() -> None:
     measured_by_probe = staggered_start.describe_start(1.24, "probe", 4)
 
     assert measured_by_probe.startswith("starts staggered over 1.24 s")
@@ -265,7 +265,7 @@ def test_start_of_virtual_users_is_described() -> None:
 VM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "1")
 
 
-def test_run_reports_and_stores_how_its_virtual_users_start(
+def test_a_run_reports_and_stores_how_its_virtual_users_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ("run", "rag", *VM, "-c", "8", "--output-tokens", "64", "--warmup", "0")
@@ -296,7 +296,7 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
     assert set(lanes_first.values()) == {0}, "the first request of every user is not measured"
 
 
-def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
+def test_a_closed_and_an_open_loop_of_one_server_agree_by_littles_law(tmp_path: Path) -> None:
     """By Little's law either loop gives the load of the other: N = rate x latency."""
 
     def measure_load(name: str, *load: str) -> tuple[float, float, float]:
@@ -339,7 +339,7 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.commands
-def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
+def test_a_sweep_states_the_capacity_of_a_search_or_a_lower_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = tmp_path / "rag.yaml"  # the packaged profile with shorter answers
@@ -375,7 +375,7 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     assert swept.lower_bound_reason in " ".join(stdout.split())
 
 
-def test_synchronous_virtual_users_give_only_a_bound(
+def test_virtual_users_that_start_at_once_give_a_lower_bound_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "s")
@@ -426,7 +426,7 @@ def test_invalid_stagger_is_an_error(
 @pytest.mark.parametrize(
     ("options", "text"), [((), "starts staggered over"), (("--stagger", "0"), "all start at once")]
 )
-def test_the_report_says_how_the_virtual_users_started(
+def test_the_full_report_states_how_the_virtual_users_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], text: str
 ) -> None:
     load = ("run", "--url", "sim:gb300-vm", "-c", "4", "-n", "20", "--isl", "50", "--osl", "20")

@@ -257,7 +257,7 @@ def test_open_loop_starts_equal_the_columns_of_the_schedule() -> None:
     assert [start.due_ns for start in run.sent] == columns.due_ns.tolist()
 
 
-def test_thirty_thousand_slots_are_dispatched_fast() -> None:
+def test_thirty_thousand_slots_of_three_stages_are_each_sent_once() -> None:
     """The size at which blocks, heap and cursors have all turned over many times."""
     mixed = workload(
         gamma(3000.0, 0.3, count=12_000), closed(100, count=9_000), constant(1e5, count=9_000)
@@ -267,7 +267,7 @@ def test_thirty_thousand_slots_are_dispatched_fast() -> None:
     assert numbers(run.sent) == list(range(30_000))
 
 
-def test_limit_in_flight_drops_requests_and_never_delays_them() -> None:
+def test_the_limit_in_flight_drops_requests_and_never_delays_them() -> None:
     schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(
         Dispatcher(schedule, max_in_flight=2), lasting(250 * MS)
@@ -305,7 +305,7 @@ def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> N
     }
 
 
-def test_limit_in_flight_does_not_apply_to_a_closed_loop() -> None:
+def test_the_limit_in_flight_does_not_apply_to_a_closed_loop() -> None:
     run = drive(
         Dispatcher(build_schedule(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS)
     )
@@ -330,7 +330,7 @@ def test_virtual_users_wait_in_order_for_room_in_prefill() -> None:
     assert (run.most, run.most_in_prefill) == (7, 1)
 
 
-def test_open_loop_drops_requests_above_the_limit_in_prefill() -> None:
+def test_an_open_loop_drops_requests_above_the_limit_in_prefill() -> None:
     """At one arrival per 100 ms and 250 ms of prefill, two places drop one of three."""
     schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
@@ -355,7 +355,7 @@ def test_open_loop_drops_requests_above_the_limit_in_prefill() -> None:
     st.floats(0, 0.3),
     st.booleans(),
 )
-def test_a_cap_on_prefill_loses_no_slot(
+def test_a_limit_in_prefill_loses_no_slot(
     seed: int, cap: int, is_open: bool, turns: int, failing: float, stopped: bool
 ) -> None:
     stages = (
@@ -460,7 +460,7 @@ def test_turns_after_the_end_of_a_closed_loop_are_never_scheduled(
     assert [start.turn for start in slow.all] == [0, 0]
 
 
-def test_virtual_user_sends_one_conversation_after_another() -> None:
+def test_a_virtual_user_sends_one_conversation_after_another() -> None:
     schedule = build_schedule(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
     user = [
@@ -494,7 +494,7 @@ def test_virtual_user_sends_one_conversation_after_another() -> None:
         (closed(2, count=4, duration_ns=S), 300 * MS, 600 * MS),
     ],
 )
-def test_the_next_stage_starts_when_the_previous_stage_allows(
+def test_the_start_of_a_stage_follows_the_end_of_the_previous_stage(
     first, service_ns: int, expected_ns: int
 ) -> None:
     schedule = build_schedule(workload(first, constant(10.0, count=3)), 1)
@@ -507,7 +507,7 @@ def test_the_next_stage_starts_when_the_previous_stage_allows(
     assert len(set(numbers_seen)) == len(numbers_seen)
 
 
-def test_stage_that_ends_late_does_not_end_the_next_stage() -> None:
+def test_a_stage_that_ends_late_does_not_end_the_next_stage() -> None:
     schedule = build_schedule(
         workload(
             closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)
@@ -518,7 +518,7 @@ def test_stage_that_ends_late_does_not_end_the_next_stage() -> None:
     assert [start.due_ns for start in run.sent if start.stage == 2] == [3 * S]
 
 
-def test_late_driver_does_not_change_due_times() -> None:
+def test_a_late_driver_does_not_change_due_times() -> None:
     dispatcher = Dispatcher(
         build_schedule(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1)
     )
@@ -710,7 +710,7 @@ def test_virtual_users_of_a_warm_up_are_replaced_one_by_one(parts: int) -> None:
         assert len([start for start in run.sent if start.stage == 1]) == 20 // parts
 
 
-def test_warm_up_with_a_count_leaves_no_virtual_user_idle() -> None:
+def test_a_warm_up_with_a_count_leaves_no_virtual_user_idle() -> None:
     warm = closed(3, count=7).model_copy(update={"measured": False})
     schedule = build_schedule(workload(warm, closed(3, count=9)), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
@@ -729,7 +729,7 @@ def test_warm_up_with_a_count_leaves_no_virtual_user_idle() -> None:
     assert most_in_flight(run) == 3
 
 
-def test_stage_with_fewer_users_waits_and_new_users_start_staggered() -> None:
+def test_a_stage_with_fewer_users_waits_and_new_users_start_staggered() -> None:
     down = build_schedule(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.virtual_user) * MS, True))
     second_dispatched_slots = [start for start in run.sent if start.stage == 1]
@@ -775,7 +775,7 @@ stages: [{arrival: {closed: {concurrency: 1, ramp: 0s}}, duration: 50ms}]
 """
 
 
-def test_task_that_the_end_of_its_stage_cuts_drops_nothing_when_a_branch_fails(
+def test_a_failed_branch_after_the_end_of_its_stage_drops_no_unscheduled_request(
     tmp_path: Path,
 ) -> None:
     """The slow branch would be due after the end of the stage: it was never scheduled."""

@@ -43,12 +43,12 @@ def test_a_ramp_from_zero_to_zero_is_refused(tmp_path: Path) -> None:
     assert [fault.code for fault in exc_info.value.errors] == ["out_of_range"]
 
 
-def test_a_rate_of_zero_is_refused_elsewhere(tmp_path: Path) -> None:
+def test_a_rate_of_zero_outside_of_a_ramp_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as exc_info:
         load_ramp(tmp_path, "{from: 0/s, to: 1/s}", read_flags(request_rate="0/s"))
     assert [fault.code for fault in exc_info.value.errors] == ["out_of_range"]
 
 
-def test_the_warm_up_before_a_ramp_from_zero_is_at_its_mean_rate(tmp_path: Path) -> None:
+def test_the_warm_up_before_a_ramp_from_zero_has_its_mean_rate(tmp_path: Path) -> None:
     workload = load_ramp(tmp_path, "{from: 0/s, to: 20/s}", read_flags(warmup="5s"))
     assert workload.stages[0].arrival == Poisson(rate=10)

@@ -128,7 +128,7 @@ stages: [{arrival: {constant: 5/s}, count: 20}]
 """
 
 
-def test_slot_is_found_by_its_id_in_tasks_of_different_size(tmp_path: Path) -> None:
+def test_a_slot_id_selects_its_slot_in_tasks_of_different_size(tmp_path: Path) -> None:
     file = tmp_path / "workload.yaml"
     file.write_text(TASKS_OF_UNLIKE_SIZE)
     schedule = build_schedule(load(str(file)), seed=1)
@@ -140,7 +140,9 @@ def test_slot_is_found_by_its_id_in_tasks_of_different_size(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
-def test_explicit_schedule_seed_reproduces_the_schedule_of_loadgen(run: dict[str, int]) -> None:
+def test_an_explicit_schedule_seed_reproduces_the_schedule_of_mlperf_loadgen(
+    run: dict[str, int],
+) -> None:
     measured = poisson(float(run["qps"]), count=run["queries"])
     warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
     schedule = build_schedule(
@@ -335,7 +337,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
         assert not np.array_equal(other.columns().pause_ns.reshape(-1, 5), pauses)
 
 
-def test_fingerprint_depends_on_the_schedule_only() -> None:
+def test_the_fingerprint_depends_on_the_schedule_only() -> None:
     def of(*stages, seed: int = 1, **how) -> str:
         return schedule_fingerprint(build_schedule(workload(*stages, **how), seed))
 

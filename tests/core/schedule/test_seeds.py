@@ -51,7 +51,7 @@ def words_file(folder: Path, *content: str) -> str:
     return str(folder / "tokenizer.json")
 
 
-def test_a_salt_comes_from_the_seed_the_word_or_is_fresh() -> None:
+def test_a_salt_is_derived_from_the_seed_specified_or_random() -> None:
     assert seeds.resolve_salt(7, None) == seeds.resolve_salt(7, None) != seeds.resolve_salt(8, None)
     assert seeds.resolve_salt(7, "blue") == "blue"
     assert seeds.resolve_salt(7, "fresh") != seeds.resolve_salt(7, "fresh")
@@ -100,7 +100,7 @@ def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
     )
 
 
-def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
+def test_two_tokenizer_files_give_two_fingerprints(tmp_path: Path) -> None:
     files = [
         words_file(tmp_path / name, *word_pair)
         for name, word_pair in (("x", ("ab", "cd")), ("y", ("ab", "ef")))
@@ -125,7 +125,7 @@ def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["sweep", "run"])
-def test_levels_of_one_seed_send_different_prompts(command: str, tmp_path: Path) -> None:
+def test_load_points_of_one_seed_send_different_prompts(command: str, tmp_path: Path) -> None:
     flags = [
         "qa",
         "--url",
@@ -153,7 +153,7 @@ def test_levels_of_one_seed_send_different_prompts(command: str, tmp_path: Path)
     assert alone.summary.fingerprints.prompts == second_run_manifest.fingerprints.prompts
 
 
-def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
+def test_a_sweep_without_a_seed_is_reproduced_by_its_stored_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
@@ -182,7 +182,7 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     assert first_fingerprints == repeated_fingerprints and len(first_fingerprints) == 2
 
 
-def test_a_search_prints_and_stores_the_seed_that_it_drew(
+def test_a_search_without_a_seed_prints_and_stores_a_random_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
@@ -239,7 +239,7 @@ def test_runs_of_a_contract_and_of_a_peak_have_different_prompts() -> None:
     )
 
 
-def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) -> None:
+def test_a_salt_without_effect_or_with_a_space_is_refused(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "hello"}\n')
     file = tmp_path / "w.yaml"
@@ -256,7 +256,7 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
     assert exits("validate", "chatbot", "--seed", "-1") == 2
 
 
-def test_a_dry_run_prints_a_salt_that_is_not_of_the_seed() -> None:
+def test_a_dry_run_prints_a_salt_that_does_not_follow_from_the_seed() -> None:
     from loadgen.core.execution.plan import Settings
 
     assert (

@@ -60,7 +60,7 @@ COUNTER = "trtllm_energy_joules_total"
 WATTS = "nvidia_smi_power_watts"
 
 
-def test_only_energy_samples_of_a_page_are_kept() -> None:
+def test_only_energy_samples_of_a_metrics_page_are_stored() -> None:
     hardware_values = energy.select_hardware_values(parse_page(DCGM))
 
     assert hardware_values["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
@@ -89,7 +89,7 @@ def test_a_page_without_energy_is_refused(page: bytes) -> None:
         energy.parse_energy_metrics(page)
 
 
-def test_a_counter_is_known_within_its_readings_around_the_ends() -> None:
+def test_energy_of_a_counter_has_the_uncertainty_of_its_readings_at_the_ends() -> None:
     """100 W from 0 to 20 s, 300 W from there: the window from 9.5 s to 30.5 s held 4,200 J."""
     values = [(float(t), 100.0 * min(t, 20) + 300.0 * max(t - 20, 0)) for t in range(-1, 41)]
     energy_use = energy.measure_energy(read(COUNTER, values), 9.5, 30.5)
@@ -126,7 +126,7 @@ def test_watts_are_integrated_with_an_error_for_the_time_between_readings() -> N
         ([(-1.0, 400.0), *[(float(t), None) for t in range(20)], (21.0, 400.0)], True),  # a hole
     ],
 )
-def test_readings_with_holes_give_no_energy_and_say_why(
+def test_readings_with_gaps_give_no_energy_and_a_reason(
     values: list[tuple[float, float | None]], has_reason: bool
 ) -> None:
     energy_use = energy.measure_energy(read(WATTS, values), 0.0, 20.0)
@@ -137,7 +137,7 @@ def test_readings_with_holes_give_no_energy_and_say_why(
     )
 
 
-def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
+def test_throttle_reasons_are_shares_of_the_readings_and_exclude_idle() -> None:
     marks = [(float(t), 1.0 if t < 5 else 4.0 if t < 15 else 0x40) for t in range(21)]
     lines = read(WATTS, [(float(t), 500.0) for t in range(21)], page="a")
     lines += read("nvidia_smi_throttle_reasons", marks, page="a")
@@ -212,7 +212,7 @@ STRANGE = {
 
 
 @pytest.mark.processes
-def test_unusual_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path) -> None:
+def test_unusual_energy_pages_are_named_in_the_verdict_and_change_no_value(tmp_path: Path) -> None:
     """One run reads all strange pages and a good one, and only the good one has a value."""
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(once_then(strange))) for strange in STRANGE.values()]
@@ -269,7 +269,7 @@ def test_the_energy_of_a_run_is_in_summary_report_and_contract(tmp_path: Path) -
 
 
 @pytest.mark.processes
-def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
+def test_local_nvidia_smi_is_read_if_the_target_is_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
@@ -303,6 +303,6 @@ def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
 @pytest.mark.parametrize(
     "arguments", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)]
 )
-def test_an_invalid_option_is_refused_before_any_request(arguments: tuple[str, ...]) -> None:
+def test_an_invalid_energy_option_is_refused_before_any_request(arguments: tuple[str, ...]) -> None:
     with pytest.raises(CombinedError):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", energy=arguments)

@@ -307,7 +307,7 @@ def account(arrival: float, first: float, last: float) -> dict[str, Any]:
     }
 
 
-def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
+def test_perf_metrics_of_trtllm_are_read_from_joint_and_disaggregated_servers() -> None:
     alone = account(5.0, 5.05, 6.0)
     alone["perf_metrics"]["speculative_decoding"] = {
         "total_draft_tokens": 9,
@@ -346,12 +346,12 @@ def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
 @pytest.mark.parametrize(
     "page", [b"", b"{}", b"[1]", b'{"detail":"Not Found"}', b"[" * 5000, b"\xff"]
 )
-def test_an_invalid_list_of_timings_is_refused(page: bytes) -> None:
+def test_an_invalid_list_of_server_timings_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError):
         request_accounts.parse_breakdowns(page, 0)
 
 
-def test_a_record_without_its_instants_is_left_out() -> None:
+def test_a_timing_record_without_its_instants_is_ignored() -> None:
     damaged = [
         {},
         {"perf_metrics": None},

@@ -53,7 +53,7 @@ def go(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
-def test_all_records_of_many_small_files_are_kept(tmp_path: Path, workers: int) -> None:
+def test_the_compactor_stores_all_records_of_many_small_files(tmp_path: Path, workers: int) -> None:
     summary, out = go(tmp_path, workers, 30, request_rate="300", num_requests="150")
 
     assert summary.requests.ok == summary.requests.scheduled == 300

@@ -51,7 +51,7 @@ class Recorder:
         return None
 
 
-def test_the_first_to_begin_is_the_last_to_end() -> None:
+def test_the_first_event_handler_is_the_last_to_receive_the_end_of_a_run() -> None:
     received: list[tuple[str, str]] = []
     tell = broadcast([Recorder("a", received), Recorder("b", received)])
     tell(LoadEnded(None))
@@ -142,7 +142,7 @@ def test_an_event_handler_that_refuses_a_run_ends_it(tmp_path: Path, at: type, b
         ([], ["10.0.0.1"], []),
     ],
 )
-def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
+def test_a_name_that_resolves_to_another_address_after_the_load_causes_a_warning(
     before: list[str], after: list[str], codes: list[str]
 ) -> None:
     unknown: dict[str, Any] = dict.fromkeys(
@@ -171,5 +171,5 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
     assert [reason.code for reason in ended_run_manifest.warning_codes.values()] == codes
 
 
-def test_an_address_is_looked_up_as_itself() -> None:
+def test_an_ip_address_resolves_to_itself() -> None:
     assert resolve_names(["127.0.0.1"]) == {"127.0.0.1": ["127.0.0.1"]}

@@ -57,7 +57,7 @@ def test_one_connection_serves_several_requests() -> None:
     }
 
 
-def test_a_post_declares_an_empty_body_and_a_host_header_of_the_user_is_kept() -> None:
+def test_a_post_declares_an_empty_body_and_sends_the_host_header_of_the_user() -> None:
     with answering([OK]) as (port, received_request):
         connection = PageConnection("localhost", port, None, 20.0)
         assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")

@@ -50,7 +50,7 @@ def stats(url: str) -> dict[str, int]:
     return counts
 
 
-def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
+def test_the_profile_option_selects_a_stage_and_limits_its_duration() -> None:
     assert profiler.profile_span(profiler.parse_profile_option("steady"), STAGES) == (5, None)
     assert profiler.profile_span(profiler.parse_profile_option("a"), STAGES) == (5, 9)
     assert profiler.profile_span(profiler.parse_profile_option("b:3s"), STAGES) == (
@@ -64,7 +64,7 @@ def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
 
 
 @pytest.mark.processes
-def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path) -> None:
+def test_the_profiler_runs_during_a_stage_and_the_verdict_has_a_warning(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="1ms")) as server:
         run = loadgen.run(
             WORKLOAD,

@@ -87,7 +87,7 @@ def test_a_text_that_is_no_metrics_page_is_refused(page: str) -> None:
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_samples_or_no_page(page: str) -> None:
+def test_any_text_is_parsed_into_samples_or_refused(page: str) -> None:
     with suppress(ValueError):
         assert series.parse_page(page)
 
@@ -102,7 +102,7 @@ def row(number: int, active: int = 2) -> dict[str, Any]:
     }
 
 
-def test_drained_iterations_and_those_that_another_reader_took() -> None:
+def test_iterations_drained_by_another_reader_are_counted_as_missed() -> None:
     page = IterationParser()
     first = page.parse(json.dumps([row(1), row(2), row(3, active=9)]).encode())
 
@@ -175,7 +175,7 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
     )
 
 
-def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
+def test_a_counter_that_appears_later_starts_at_zero_and_pages_are_summed() -> None:
     first_samples = samples_of_reads(
         (0.0, {TOKENS: 500}), (1.0, {TOKENS: 500, "sglang:generation_tokens_total": 40})
     )
@@ -192,7 +192,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     }
 
 
-def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
+def test_the_page_draws_server_metrics_over_those_of_the_client(tmp_path: Path) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r"))
     chart_data = compute_chart_data(*stored[:5])
     kv = "vllm:kv_cache_usage_perc"
@@ -250,7 +250,7 @@ def find_pages(url: str, server: str, *urls: str) -> tuple[page_addresses.PageAd
     return page_addresses.find_page_addresses(settings.pages, [probe_result])
 
 
-def test_a_server_under_two_keys_has_one_page() -> None:
+def test_a_server_with_two_api_keys_has_one_metrics_page() -> None:
     urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
     settings = Settings(
         url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls))
@@ -280,14 +280,14 @@ def test_a_server_under_two_keys_has_one_page() -> None:
         ("vllm", ("http://u:pw@h:9090/m?token=abc",), ["http://h:9090/m"]),
     ],
 )
-def test_metrics_pages_are_found_by_server_type_and_hide_secrets(
+def test_the_server_type_determines_the_addresses_of_metrics_pages(
     server: str, arguments: tuple[str, ...], paths: list[str]
 ) -> None:
     addresses = find_pages("http://h:8000/x/v1", server, *arguments)
     assert [url for place in addresses for url in place.urls if place.kind == "metrics"] == paths
 
 
-def test_the_key_is_sent_to_its_own_host_only() -> None:
+def test_the_api_key_is_sent_only_to_metrics_pages_of_the_target_host() -> None:
     for arguments, expected in (
         ((), f"Bearer {KEY}"),
         (("http://h:8000/metrics",), f"Bearer {KEY}"),
@@ -302,7 +302,9 @@ def test_the_key_is_sent_to_its_own_host_only() -> None:
     "arguments",
     [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)],
 )
-def test_an_invalid_option_is_refused_before_any_request(arguments: tuple[str, ...]) -> None:
+def test_an_invalid_server_metrics_option_is_refused_before_any_request(
+    arguments: tuple[str, ...],
+) -> None:
     fault = page_addresses.check_page_options(arguments)
     assert fault is not None and fault.where == "--server-metrics" and fault.hint
     with pytest.raises(CombinedError):
@@ -365,7 +367,7 @@ def test_a_run_stores_the_samples_of_the_metrics_page(
 
 
 @pytest.mark.processes
-def test_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> None:
+def test_a_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="1ms", api_flavor="openai")) as server:
         go(tmp_path / "r", server.url)
         assert not (tmp_path / "r" / series.FILE).exists()

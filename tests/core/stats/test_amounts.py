@@ -11,7 +11,7 @@ S = 1_000_000_000
 
 
 @pytest.mark.parametrize("hours", [0.01, 1, 30])
-def test_curves_of_all_lengths_take_the_same_memory(hours: float) -> None:
+def test_curves_of_runs_of_any_length_take_the_same_memory(hours: float) -> None:
     draw = np.random.default_rng(1)
     start = (draw.random(5000) * hours * 3600e9).astype(np.int64)
     end = start + draw.integers(0, 30, 5000) * S
@@ -32,7 +32,7 @@ def test_curves_of_all_lengths_take_the_same_memory(hours: float) -> None:
     assert curve.between(0, span_s + 100) == pytest.approx(amount.sum(), rel=1e-6)
 
 
-def test_an_amount_at_the_start_of_an_interval_counts_on_request_only() -> None:
+def test_an_amount_at_the_start_of_an_interval_counts_only_on_request() -> None:
     at_ns = np.array([1, 2, 3], np.int64) * 1_000_000_000
     amounts = Amounts()
     amounts.add(at_ns, at_ns, np.array([1, 10, 100]))

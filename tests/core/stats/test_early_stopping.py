@@ -11,7 +11,9 @@ from loadgen.core.stats.early_stopping import allowed_over, binomial_cdf, needed
 
 @pytest.mark.parametrize("p", [0.35, 0.5, 0.9, 0.97, 0.99])
 @pytest.mark.parametrize("over", range(8))
-def test_needed_queries_is_the_smallest_improbable_number(p: float, over: int) -> None:
+def test_needed_queries_are_the_fewest_with_an_error_probability_below_one_percent(
+    p: float, over: int
+) -> None:
     smallest = next(
         queries
         for queries in itertools.count(over + 1)
@@ -21,12 +23,12 @@ def test_needed_queries_is_the_smallest_improbable_number(p: float, over: int) -
 
 
 @pytest.mark.parametrize("over", range(1, 8))
-def test_one_query_less_allows_one_less_over_the_limit(over: int) -> None:
+def test_one_query_fewer_allows_one_query_fewer_over_the_limit(over: int) -> None:
     queries = needed_queries(over)
     assert allowed_over(queries) == over
     assert allowed_over(queries - 1) == over - 1
 
 
-def test_too_few_queries_allow_none() -> None:
+def test_too_few_queries_allow_no_query_over_the_limit() -> None:
     assert allowed_over(needed_queries(0)) == 0
     assert allowed_over(needed_queries(0) - 1) == -1

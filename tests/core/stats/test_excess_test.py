@@ -50,7 +50,7 @@ def a_stratum(draw: st.DrawFn) -> Stratum:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(a_stratum(), min_size=1, max_size=3))
-def test_the_p_value_is_that_of_counting_all_ways(strata: list[Stratum]) -> None:
+def test_the_p_value_equals_that_of_a_full_enumeration(strata: list[Stratum]) -> None:
     assert excess_p_value(strata) == pytest.approx(probability_by_counting(strata))
 
 
@@ -63,7 +63,7 @@ def test_questions_that_always_fail_or_never_fail_do_not_count() -> None:
     assert excess_p_value([]) == 1.0
 
 
-def test_many_strata_with_many_failures_stay_a_probability() -> None:
+def test_the_p_value_of_many_strata_is_a_probability() -> None:
     strata = [Stratum(200, 100, 100, 50)] * 40
     assert 0.5 < excess_p_value(strata) < 0.53
 
@@ -72,5 +72,7 @@ def test_many_strata_with_many_failures_stay_a_probability() -> None:
     ("worse", "better", "p_value"),
     [(0, 0, 1.0), (0, 9, 1.0), (5, 0, 1 / 32), (1, 0, 0.5), (2, 1, 0.5), (8, 2, 56 / 1024)],
 )
-def test_the_sign_test_is_that_of_fair_coins(worse: int, better: int, p_value: float) -> None:
+def test_the_p_value_of_the_sign_test_equals_that_of_fair_coins(
+    worse: int, better: int, p_value: float
+) -> None:
     assert sign_test_p_value(worse, better) == pytest.approx(p_value)

@@ -39,7 +39,7 @@ def test_quantiles_of_students_t_equal_tabulated_values(
     assert students_t.t_cdf(expected, freedom) == pytest.approx(p, abs=1e-7)
 
 
-def test_replications_equal_a_worked_example() -> None:
+def test_the_interval_of_a_mean_of_runs_equals_a_worked_example() -> None:
     interval = intervals.mean_of_runs([10.0, 12.0, 14.0, 16.0, 18.0])
     assert interval.value == 14.0
     assert interval.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
@@ -75,7 +75,7 @@ def test_intervals_of_batch_means_cover_the_mean_of_correlated_values(
     assert covered >= least
 
 
-def test_block_bootstrap_covers_a_high_quantile() -> None:
+def test_intervals_of_the_block_bootstrap_cover_a_high_quantile() -> None:
     truth = 1.2815516  # p90 of a standard normal
     covered = 0
     for seed in range(40):
@@ -194,7 +194,7 @@ def test_ratios_of_intervals_cover_the_true_ratio() -> None:
     )
 
 
-def test_the_start_up_of_a_series_is_found() -> None:
+def test_the_length_of_the_start_up_of_a_series_is_estimated() -> None:
     rng = seeds.generator(1, "transient")
     rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
     place = intervals.startup_length(rise)

@@ -89,7 +89,7 @@ def test_quantiles_of_a_histogram_are_within_the_relative_error(
 
 
 @given(st.lists(values, max_size=4), st.randoms())
-def test_merged_histograms_equal_the_whole_in_any_order(
+def test_histograms_merged_in_any_order_equal_that_of_all_values(
     shards: list[list[int]], random: object
 ) -> None:
     combined_histogram = Histogram()

@@ -65,7 +65,7 @@ def test_five_rising_values_are_a_significant_trend() -> None:
 
 
 @given(SERIES)
-def test_the_p_value_of_a_trend_is_that_of_the_published_formulas(values: np.ndarray) -> None:
+def test_the_p_value_of_a_trend_equals_that_of_the_published_formulas(values: np.ndarray) -> None:
     score, variance = mann_kendall_by_definition(values)
     expected = 1.0
     if score and variance > 0:
@@ -101,7 +101,7 @@ def test_equal_values_have_neither_trend_nor_step() -> None:
     assert relative_change(equal) == 0
 
 
-def test_a_step_is_found_where_it_is() -> None:
+def test_a_step_is_located_at_its_index() -> None:
     # Ranks 1 to 6 come first. U(6) = 2 * 21 - 6 * 13 = -36, so K = 36.
     values = np.array([1.0, 1.1, 1.2, 1.05, 1.15, 1.25, 2.0, 2.1, 2.2, 2.05, 2.15, 2.25])
     step = find_change_point(values)
@@ -111,7 +111,7 @@ def test_a_step_is_found_where_it_is() -> None:
 
 
 @given(SERIES)
-def test_pettitts_statistic_is_that_of_its_definition_by_pairs(values: np.ndarray) -> None:
+def test_pettitts_statistic_equals_its_definition_by_pairs(values: np.ndarray) -> None:
     count = len(values)
     statistics = [
         abs(int(np.sign(values[:length, None] - values[None, length:]).sum()))

@@ -109,7 +109,7 @@ def test_seed_and_number_determine_the_class_with_the_requested_shares(
     assert np.abs(pairs - expected).max() < 0.005  # neighbours are independent
 
 
-def test_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Path) -> None:
+def test_a_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Path) -> None:
     mix_prompts, count = prompts(workload(tmp_path)), load_tokenizer().count
     texts: dict[str, list[str]] = {name: [] for name in SHARES}
     for number in range(300):
@@ -166,7 +166,7 @@ def test_mistakes_in_classes_are_reported_with_their_line(
     assert place in str(exc_info.value)
 
 
-def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
+def test_length_flags_are_refused_for_a_workload_of_classes(tmp_path: Path) -> None:
     with pytest.raises(CombinedError, match="--> --input-tokens 100"):
         workload(tmp_path, input_tokens="100")
 
@@ -291,7 +291,7 @@ def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) ->
 
 
 @pytest.mark.processes
-def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> None:
+def test_each_model_has_a_row_whose_counts_equal_those_of_the_server(tmp_path: Path) -> None:
     """Two classes ask for one adapter, one for another, one for the target's model."""
     requests = {"input_tokens": 8, "output_tokens": 2}
     models = {"a": "lora-1", "b": "lora-2", "c": "lora-1", "d": None}

@@ -108,7 +108,7 @@ def test_datasets_may_have_a_bom_crlf_and_blank_lines(written, bom, end):
         assert len(prompts.rows) == 3
 
 
-def test_order_is_the_files_or_shuffled_once_by_the_seed(written):
+def test_rows_are_used_in_file_order_or_in_one_order_shuffled_by_the_seed(written):
     rows = [{"prompt": str(i)} for i in range(50)]
     plain, shuffled = written(rows, order="sequential"), written(rows, order="shuffled")
     inorder, other = (
@@ -121,7 +121,7 @@ def test_order_is_the_files_or_shuffled_once_by_the_seed(written):
     assert other[:50] == other[50:]
 
 
-def test_ignored_fields_are_named(written):
+def test_ignored_fields_of_a_data_set_are_named_in_a_note(written):
     prompts = written(
         [{"prompt": "a", "topic": "b"}, {"prompt": "c", "id": 3}],
         output_tokens=FixedTokens(value=30),
@@ -170,7 +170,7 @@ def test_ignored_fields_are_named(written):
         (b"PAR1\x15", "", "damaged_file"),
     ],
 )
-def test_mistakes_in_a_row_are_reported(written, row, where, code):
+def test_an_invalid_row_is_refused_with_its_position(written, row, where, code):
     with refused((CombinedError, UserError), code) as exc_info:
         written(row)
     assert f"rows.jsonl{where}\n" in f"{exc_info.value}\n"
@@ -215,7 +215,7 @@ def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
 
 
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
-def test_any_line_is_a_row_or_an_error(line):
+def test_any_line_is_parsed_into_a_row_or_refused_with_a_reason(line):
     try:
         row = dataset_rows.parse_row(line)
     except row_errors.BadRowError as error:
@@ -241,8 +241,10 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(dataset_rows.KNOWN_FIELDS), JSON, max_size=4))
-def test_any_object_is_a_row_or_an_error(row):
-    test_any_line_is_a_row_or_an_error.hypothesis.inner_test(json.dumps(row).encode())
+def test_any_json_object_is_parsed_into_a_row_or_refused_with_a_reason(row):
+    test_any_line_is_parsed_into_a_row_or_refused_with_a_reason.hypothesis.inner_test(
+        json.dumps(row).encode()
+    )
 
 
 DATA_SET_QUESTIONS = ["What is 2 + 2?", "And, so, 3 + 3?"]
@@ -402,7 +404,7 @@ def damaged_footer(data):
         (lambda data: data[:-8] + b"\xff\xff\xff\xff" + data[-4:], "damaged_file"),
     ],
 )
-def test_damaged_parquet_is_a_readable_error(tmp_path, damage, code):
+def test_damaged_parquet_is_refused_with_a_readable_message(tmp_path, damage, code):
     """Arrow raises OSError for some of it, which a caller would take for a fault of the disk."""
     parquet(tmp_path / "a.parquet", QUESTIONS)
     path = tmp_path / "a.parquet"
@@ -412,7 +414,7 @@ def test_damaged_parquet_is_a_readable_error(tmp_path, damage, code):
     assert "not Parquet: " in str(exc_info.value) and "None" not in str(exc_info.value)
 
 
-def test_a_list_without_end_in_a_small_file_is_refused_before_it_is_read(tmp_path):
+def test_a_huge_list_in_a_small_file_is_refused_before_it_is_read(tmp_path):
     """Of nulls it takes no room at all, as Arrow counts."""
     import pyarrow as pa
 
@@ -434,7 +436,7 @@ def test_text_that_is_stored_as_bytes_is_text_and_other_bytes_are_no_prompt(tmp_
         dataset.read_rows(tmp_path / "b.parquet")
 
 
-def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch):
+def test_data_sets_of_hugging_face_are_read_from_its_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(variable, raising=False)
@@ -461,14 +463,14 @@ def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch
             dataset.read_rows(name)
 
 
-def test_a_user_without_a_home_has_no_cache(monkeypatch):
+def test_a_user_without_a_home_directory_has_no_cached_data_set(monkeypatch):
     """Such a user runs it in .ci/surroundings: a number without a name, as in a container."""
     for variable in ("HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(variable, raising=False)
     assert data_files._find_cached_files("nobody/has-this-data-set") == []
 
 
-def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
+def test_a_data_set_needs_no_workload_file(tmp_path, capsys):
     (tmp_path / "share.json").write_text(json.dumps([*SHAREGPT * 10, {"conversations": []}]))
     out = tmp_path / "out"
 
@@ -521,7 +523,7 @@ HUB_NAMES = ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test")
 
 
 @pytest.mark.parametrize("name", [*FORMS, *HUB_NAMES])
-def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
+def test_a_run_accepts_every_documented_form_of_a_data_set(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(variable, raising=False)

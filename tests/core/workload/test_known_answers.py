@@ -143,7 +143,7 @@ def test_a_tool_call_has_to_fit_the_schema_of_its_tool(
     assert check({"tools": [WEATHER]}, calls=tool_calls).is_correct is is_correct
 
 
-def test_a_tool_call_may_have_to_be_of_one_tool() -> None:
+def test_a_tool_call_is_correct_only_for_the_expected_tool() -> None:
     other = {"type": "function", "function": {"name": "stocks"}}
     row = {"tools": [WEATHER, other], "answer": "weather"}
     assert not check(row, calls=(ToolCall("stocks", "{}"),)).is_correct
@@ -151,7 +151,7 @@ def test_a_tool_call_may_have_to_be_of_one_tool() -> None:
     assert not check(row, calls=(ToolCall("weather", '{"city": '),)).is_correct
 
 
-def test_similarity_is_the_length_before_the_first_difference() -> None:
+def test_agreement_with_references_is_the_share_before_the_first_difference() -> None:
     row = {"reference_responses": ["a b c d", "a b x d"]}
     checked = check(row, "a b c e")
     assert (checked.is_correct, checked.agreement, checked.reference_agreement) == (
@@ -166,13 +166,13 @@ def test_similarity_is_the_length_before_the_first_difference() -> None:
     ("first", "second", "agreement"),
     [("", "", 1.0), ("a", "", 0.0), ("a b", "a b", 1.0), ("a b", "a b c d", 0.5), ("a", "b", 0.0)],
 )
-def test_agreement_is_a_fraction_of_the_longer_text(
+def test_agreement_of_two_texts_is_a_fraction_of_the_longer_one(
     first: str, second: str, agreement: float
 ) -> None:
     assert measure_agreement(first, second) == agreement
 
 
-def test_a_schema_that_is_none_is_reported() -> None:
+def test_an_invalid_json_schema_is_reported() -> None:
     assert find_schema_problem(KnownAnswer(check="json", row=1, schema={"type": "nothing"}))
     assert find_schema_problem(KnownAnswer(check="json", row=1, schema=PERSON)) == ""
     assert find_schema_problem(KnownAnswer(check="exact", row=1, expected="x")) == ""

@@ -47,7 +47,7 @@ def test_an_upper_bound_is_read_under_the_names_of_other_tools(tmp_path: Path, n
     assert (request.max_tokens, request.exact_output) == (12, False)
 
 
-def test_equal_lengths_under_two_names_are_one(tmp_path: Path) -> None:
+def test_equal_lengths_of_a_row_under_two_names_are_accepted(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "output_tokens": 5, "max_tokens": 5.0}]
     assert prompts_of(tmp_path, rows)[0].max_tokens == 5
 
@@ -58,13 +58,13 @@ def test_a_length_with_a_fraction_is_refused(tmp_path: Path) -> None:
     assert [fault.code for fault in exc_info.value.errors] == ["wrong_type"]
 
 
-def test_a_row_without_a_length_is_limited_and_named(tmp_path: Path) -> None:
+def test_a_row_without_a_length_gets_a_limit_and_a_note(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": "a"}, {"prompt": "b", "output_tokens": 5}])
     assert (prompts[0].max_tokens, prompts[0].exact_output) == (1024, False)
     assert any("1 row without" in note for note in prompts.warnings(2))
 
 
-def test_a_user_may_ask_for_rows_without_a_limit(tmp_path: Path) -> None:
+def test_rows_have_no_limit_if_the_output_length_is_unlimited(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b", "output_tokens": 5}]
     prompts = prompts_of(tmp_path, rows, output_tokens="unlimited")
 
@@ -84,7 +84,7 @@ def test_embeddings_have_no_output_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", ["qa", "agentic", None])
-def test_generated_requests_are_not_unlimited(workload: str | None) -> None:
+def test_an_unlimited_output_length_is_refused_for_generated_requests(workload: str | None) -> None:
     flags = read_flags(
         output_tokens="unlimited", input_tokens=None if workload else 5, concurrency=1, duration=1
     )
@@ -94,7 +94,7 @@ def test_generated_requests_are_not_unlimited(workload: str | None) -> None:
 
 
 @pytest.mark.parametrize("row", [{"messages": [QUESTION, RESPONSE]}, [QUESTION, RESPONSE]])
-def test_a_response_at_the_end_of_messages_is_not_sent_and_tells_the_length(
+def test_a_response_at_the_end_of_messages_is_not_sent_and_sets_the_length(
     tmp_path: Path, row: Any
 ) -> None:
     request = prompts_of(tmp_path, [row])[0]
@@ -116,12 +116,12 @@ def test_a_last_message_that_the_server_continues_is_sent(
     assert request.messages is not None and len(request.messages) == 2
 
 
-def test_a_completion_beside_a_prompt_tells_the_length(tmp_path: Path) -> None:
+def test_the_completion_of_a_row_sets_the_output_length(tmp_path: Path) -> None:
     request = prompts_of(tmp_path, [{"prompt": "a", "completion": "hello world"}])[0]
     assert (request.prompt, request.max_tokens) == ("a", 2)
 
 
-def test_a_recorded_finish_reason_is_no_stop_sequence(tmp_path: Path) -> None:
+def test_a_recorded_finish_reason_is_not_sent_as_a_stop_sequence(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "stop": stop} for stop in ("length", "###", ["stop"])]
     prompts = prompts_of(tmp_path, rows)
     assert [prompts[number].extra.get("stop") for number in range(3)] == [None, "###", ["stop"]]
@@ -139,7 +139,7 @@ def test_a_list_of_messages_per_line_is_a_conversation_per_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("separator", "word"), [(";", "semicolons"), ("\t", "tabs")])
-def test_a_csv_file_with_another_separator_is_called_one(
+def test_a_csv_file_with_another_separator_is_refused_with_its_name(
     tmp_path: Path, separator: str, word: str
 ) -> None:
     file = tmp_path / "rows.csv"

@@ -61,7 +61,7 @@ def test_a_wrong_fluidity_term_is_refused_with_its_wrong_part(
     assert "fluidity:90%:p95" in str(error)
 
 
-def test_slo_options_replace_the_whole_slo_of_the_workload(tmp_path: Path) -> None:
+def test_slo_options_replace_all_terms_of_the_workload(tmp_path: Path) -> None:
     assert slo_of(tmp_path, "tpot:50ms") == Slo(terms=(term("tpot", 50, 0.99),))
 
 
@@ -83,7 +83,7 @@ def test_an_added_term_replaces_the_limit_of_the_same_metric_and_percentile(
     assert slo_of(tmp_path, "+attainment:80%").goodput_share == 0.8
 
 
-def test_added_terms_stand_beside_replacing_ones(tmp_path: Path) -> None:
+def test_added_and_replacing_terms_can_be_combined(tmp_path: Path) -> None:
     assert slo_of(tmp_path, "+tpot:50ms", "ttft:1s") == Slo(
         terms=(term("ttft", 1000, 0.99), term("tpot", 50, 0.99))
     )
@@ -129,7 +129,7 @@ def test_an_attainment_without_a_latency_limit_is_refused(tmp_path: Path) -> Non
     assert refused_codes(tmp_path, FILE, "attainment:99%") == ["no_slo"]
 
 
-def test_an_unknown_metric_is_answered_with_the_term_that_was_meant(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_refused_with_a_suggested_term(tmp_path: Path) -> None:
     for typed, did_you_mean in (
         ("TTFT:2s", "ttft:2s"),
         ("p95_ttft:2s", "ttft:2s:p95"),
@@ -155,7 +155,7 @@ def test_a_repeated_key_of_an_option_is_refused(option: str, texts: list[str]) -
     assert [fault.code for fault in overrides.errors] == ["duplicate"]
 
 
-def test_both_percentiles_of_a_metric_decide_a_run(
+def test_a_run_is_judged_by_both_percentiles_of_a_metric(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load_options = ["--url", "sim:gb300-vm", "--request-rate", "5", "-d", "60s", "--seed", "1"]

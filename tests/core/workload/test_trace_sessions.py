@@ -247,7 +247,7 @@ def test_later_rows_of_aiperf_sessions_contain_only_new_messages(tmp_path: Path)
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("listed", [False, True])
-def test_spans_of_agents_are_read_as_they_are_published(
+def test_published_spans_of_agents_are_read_as_sessions(
     tmp_path: Path, indent: int | None, listed: bool
 ) -> None:
     """Such a file was refused, and calls without `gen_ai.conversation.id` stood alone."""
@@ -365,7 +365,7 @@ def test_sessions_without_durations_are_refused(tmp_path: Path) -> None:
         sessions(silent, trace_speed="x")
 
 
-def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path) -> None:
+def test_sessions_start_by_any_arrival_law_and_are_refused_in_a_class(tmp_path: Path) -> None:
     written(tmp_path, [AGENT, weka("b", call(1, 1.0, 64, 8, 1))])
     (tmp_path / "w.yaml").write_text(
         "name: w\n"
@@ -388,7 +388,7 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         load(str(tmp_path / "m.yaml"))
 
 
-def test_the_recipe_says_whether_sessions_are_replayed(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_whether_sessions_are_replayed(tmp_path: Path) -> None:
     path = written(tmp_path, FILES["mooncake"][0])
     plain, replayed_workload = (
         workload_from_trace(path),

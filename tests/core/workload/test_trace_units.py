@@ -47,7 +47,7 @@ def write_times(tmp_path: Path, times: Sequence[float], form: str = "jsonl") -> 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("first", [0.0, 0.4, 1_234_500.0])
-def test_a_fraction_in_any_row_makes_the_times_seconds(
+def test_times_are_seconds_if_any_row_has_a_fraction(
     tmp_path: Path, first: float, form: str
 ) -> None:
     trace = read_trace(write_times(tmp_path, [first + at for at in SECONDS], form))
@@ -56,7 +56,7 @@ def test_a_fraction_in_any_row_makes_the_times_seconds(
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_whole_numbers_are_milliseconds(tmp_path: Path, form: str) -> None:
+def test_whole_numbers_in_jsonl_and_parquet_are_milliseconds(tmp_path: Path, form: str) -> None:
     trace = read_trace(write_times(tmp_path, [0, 400, 900, 4_900], form))
     assert trace.due_ns[-1] == 4_900_000_000
     assert trace.time_unit.startswith("milliseconds")
@@ -76,14 +76,16 @@ def test_an_implausible_rate_decides_for_the_other_unit() -> None:
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize(("unit", "span_ns"), [("s", 9e9), ("ms", 9e6), ("us", 9e3), ("ns", 9)])
-def test_the_user_states_the_unit(tmp_path: Path, form: str, unit: Any, span_ns: float) -> None:
+def test_an_option_states_the_time_unit_of_a_trace(
+    tmp_path: Path, form: str, unit: Any, span_ns: float
+) -> None:
     file = write_times(tmp_path, [0, 3, 9], form)
     assert read_trace(file, unit=unit).due_ns[-1] == span_ns
     workload = workload_from_trace(file, read_flags(trace_unit=unit))
     assert workload.stages[0].arrival.unit == workload.requests.unit == unit  # type: ignore[union-attr]
 
 
-def test_a_unit_that_the_format_defines_is_not_stated(tmp_path: Path) -> None:
+def test_a_time_unit_is_refused_for_a_format_that_defines_it(tmp_path: Path) -> None:
     row = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 9}
     file = write_jsonl(tmp_path, [row | {"output_length": 3}])
     with pytest.raises(UserError) as exc_info:
@@ -91,7 +93,7 @@ def test_a_unit_that_the_format_defines_is_not_stated(tmp_path: Path) -> None:
     assert exc_info.value.code == "no_effect"
 
 
-def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_time_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as exc_info:
         workload_from_trace(write_times(tmp_path, SECONDS), read_flags(trace_unit="min"))
     assert [fault.code for fault in exc_info.value.errors] == ["unknown_name"]
@@ -112,7 +114,7 @@ def test_lengths_with_a_zero_fraction_are_whole_numbers(tmp_path: Path) -> None:
     assert trace.output_tokens.tolist() == [4] * 5
 
 
-def test_a_table_with_semicolons_is_called_one(tmp_path: Path) -> None:
+def test_a_trace_with_semicolons_is_refused_with_their_name(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("timestamp;input_length;output_length\n0;1;1\n", "utf-8")
     with pytest.raises(UserError) as exc_info:
@@ -134,7 +136,7 @@ def test_a_recorded_reason_to_stop_is_not_sent_as_a_stop_sequence(tmp_path: Path
     assert [prompts[number].extra for number in (0, 1)] == [{}, {"stop": ["###"]}]
 
 
-def test_sessions_that_are_sent_as_unrelated_requests_are_named(tmp_path: Path) -> None:
+def test_sessions_that_are_sent_as_unrelated_requests_cause_a_note(tmp_path: Path) -> None:
     calls = [
         {"t": at, "type": "n", "model": "m", "in": 90, "out": 5, "api_time": 0.5} for at in (0, 2)
     ]

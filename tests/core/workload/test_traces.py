@@ -56,7 +56,7 @@ def test_compressed_and_truncated_traces_are_read(compression: str, tmp_path: Pa
     assert "t.packed" in str(exc_info.value) and "copy it again" in str(exc_info.value)
 
 
-def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
+def test_a_compressed_line_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b"{}\n" + b"x" * 1_000_000))
     with trace_files.open_lines(tmp_path / "t.jsonl.gz", max_characters=1_000_000) as lines:
         assert [number for number, _ in lines] == [1, 2]
@@ -67,7 +67,7 @@ def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
         list(lines)
 
 
-def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -> None:
+def test_invalid_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -> None:
     rows = [
         mooncake(1, 5, 1),
         mooncake(2, -5, 1),
@@ -108,7 +108,7 @@ def test_errors_of_a_trace_are_reported_up_to_a_limit(tmp_path: Path) -> None:
         traces.read_trace(tmp_path / "latin")
 
 
-def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> None:
+def test_prompts_of_a_trace_have_its_lengths_and_shared_beginnings(tmp_path: Path) -> None:
     rows = [
         mooncake(0, 1200, 5, 1, 2, 3),
         mooncake(1, 1300, 6, 1, 2, 4),
@@ -290,7 +290,7 @@ def test_a_trace_block_with_mistakes_is_refused(block: str, code: str, tmp_path:
     count=st.none() | st.integers(1, 100),
     seconds=st.none() | st.integers(1, 20),
 )
-def test_written_arrivals_ascend_and_end(
+def test_replayed_arrivals_ascend_and_end_at_the_limit(
     gaps: list[int], speed: float, count: int | None, seconds: int | None
 ) -> None:
     offsets = np.cumsum([0, *gaps])

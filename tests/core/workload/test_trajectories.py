@@ -157,7 +157,7 @@ def test_all_turns_of_speed_bench_and_sharegpt_are_read():
         ({"conversation_id": ""}, "wrong_type", "conversation_id"),
     ],
 )
-def test_a_mistake_in_a_row_is_reported_with_its_line(tmp_path, change, code, key):
+def test_an_invalid_trajectory_row_is_reported_with_its_line(tmp_path, change, code, key):
     rows = [*chat("first"), message("a", 1, "user", content="Hi") | change]
     with refused(CombinedError, code, key, "sessions.jsonl:4"):
         read_trajectories(written(tmp_path, rows))
@@ -169,14 +169,14 @@ def test_rows_of_a_session_must_follow_each_other(tmp_path):
         read_trajectories(written(tmp_path, rows))
 
 
-def test_only_the_first_mistakes_are_listed(tmp_path):
+def test_only_the_first_invalid_rows_are_listed(tmp_path):
     rows = [message(f"c{turn}", turn, "user", content="x") for turn in range(2, MAX_ERRORS + 7)]
     with pytest.raises(CombinedError) as caught:
         read_trajectories(written(tmp_path, rows))
     assert len(caught.value.errors) == MAX_ERRORS + 1
 
 
-def test_the_same_mistake_of_many_rows_is_counted(tmp_path):
+def test_an_error_that_many_rows_share_is_counted(tmp_path):
     rows = [message(f"c{number}", 1, "user", delay_seconds=-1.2) for number in range(40)]
     rows = [row | {"content": "x"} for row in rows]
     last_row = message("last", 7, "user", content="x")
@@ -204,7 +204,7 @@ json_values = st.recursive(
 @given(
     st.dictionaries(st.sampled_from(["turns", "conversations", "messages", "tools"]), json_values)
 )
-def test_any_row_is_read_or_refused_with_a_reason(row):
+def test_any_trajectory_row_is_read_or_refused_with_a_reason(row):
     try:
         trajectory = parse_session_row(row)
     except BadRowError as error:
@@ -240,7 +240,7 @@ def test_a_response_is_as_long_as_the_recorded_one_unless_the_row_limits_it(tmp_
     assert lengths[4] == (1024, False), "a turn without a recorded response has the default limit"
 
 
-def test_the_tokens_of_a_prompt_are_those_of_its_messages(tmp_path):
+def test_the_tokens_of_a_prompt_include_all_of_its_messages(tmp_path):
     prompts = built(load(written(tmp_path, agent()), salt="none"))
     count = load_tokenizer().count
     expected = sum(count(text) for text in (SYSTEM, "Fix it.", json.dumps([CALL]), "line one"))
@@ -258,12 +258,12 @@ def test_real_responses_take_the_place_of_recorded_ones(tmp_path):
     assert contents == ["One?", "first", "Two?", "second", "Three?"]
 
 
-def test_results_of_tools_do_not_fit_real_responses(tmp_path):
+def test_sessions_with_tool_results_are_refused_for_real_responses(tmp_path):
     with refused(UserError, "unsupported"):
         built(load(written(tmp_path, agent()), history="server"))
 
 
-def test_no_session_has_the_salt_of_another_play(tmp_path):
+def test_each_play_of_a_session_has_a_different_salt(tmp_path):
     path = written(tmp_path, [*agent(), *chat()])
     prompts = built(load(path))
     first_texts = [texts(prompts, session, 0)[0] for session in range(6)]
@@ -300,7 +300,7 @@ def test_the_rule_of_agentx_leaves_the_system_prompt_as_it_is(tmp_path):
         ("none", True, True),
     ],
 )
-def test_simulated_prompts_share_what_the_salt_leaves_equal(
+def test_simulated_prompts_share_the_messages_that_have_no_salt(
     tmp_path, salt, shares_system, shares_rest
 ):
     prompts = built(load(written(tmp_path, agent()), salt=salt))
@@ -355,7 +355,7 @@ def test_first_sessions_continue_where_the_cache_was_filled(tmp_path):
     )
 
 
-def test_turn_counts_agree_with_the_plays(tmp_path):
+def test_turn_counts_of_a_range_of_sessions_equal_those_of_each_session(tmp_path):
     rows = [*agent("a"), *chat("b"), *agent("c")]
     workload = with_cache_fill(load(written(tmp_path, rows), users=3, count=9, start="middle"))
     sessions = build_schedule(workload, 3).sessions
@@ -378,7 +378,7 @@ def test_the_cache_is_filled_by_one_request_per_user_before_the_load(tmp_path):
     assert with_cache_fill(workload) is workload
 
 
-def test_single_turns_cannot_begin_in_the_middle(tmp_path):
+def test_a_start_in_the_middle_is_refused_for_single_turns(tmp_path):
     rows = [{"turns": ["One?"]}]
     with refused(UserError, "unsupported"):
         built(load(written(tmp_path, rows), start="middle"))
@@ -425,21 +425,21 @@ def test_a_data_set_with_messages_is_sent_session_by_session(tmp_path):
         ({"concurrency": "2", "trajectory_salt": "sea"}, "unknown_name"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path, flags, code):
+def test_conflicting_options_of_sessions_are_refused(tmp_path, flags, code):
     with refused(CombinedError, code):
         workload_from_dataset(
             written(tmp_path, agent()), read_flags(**({"warmup": "0"} | flags)), "qa"
         )
 
 
-def test_a_load_with_a_duration_can_be_mended_by_removing_the_end(tmp_path):
+def test_the_hint_for_a_load_with_a_duration_names_the_end_key(tmp_path):
     with pytest.raises(CombinedError) as caught:
         load_from_options(workload_file(tmp_path), None, read_flags(duration="9s"))
     (error,) = caught.value.errors
     assert "end: first" in error.hint
 
 
-def test_options_for_sessions_need_sessions(tmp_path):
+def test_options_for_sessions_are_refused_without_sessions(tmp_path):
     rows = written(tmp_path, [{"prompt": "One?"}])
     with refused(CombinedError, "no_effect"):
         workload_from_dataset(rows, read_flags(concurrency="2", idle_cap="3s"), "qa")
@@ -454,7 +454,7 @@ def test_the_content_of_the_data_set_decides_the_fingerprint(tmp_path):
     assert recipe_fingerprint(load(written(tmp_path, chat())), "server") != first
 
 
-def test_random_first_turns_are_drawn_evenly(tmp_path):
+def test_random_first_turns_are_uniformly_distributed(tmp_path):
     rows = []
     for turn in range(1, 22):
         role = "user" if turn % 2 else "assistant"
@@ -484,7 +484,7 @@ def workload_file(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("rows", [[{"turns": ["One?", "Two?"]}], agent("z")])
-def test_another_data_set_keeps_the_keys_of_the_sessions_of_the_file(tmp_path, rows):
+def test_a_data_set_option_preserves_the_session_keys_of_the_workload(tmp_path, rows):
     base = workload_file(tmp_path)
     data_set = written(tmp_path, rows)
     workload = load_from_options(base, None, read_flags(), data_set)
@@ -510,12 +510,12 @@ def test_a_note_names_the_keys_that_single_prompts_do_not_have(tmp_path):
 
 
 @pytest.mark.parametrize("turns", ["first", "all"])
-def test_turns_are_only_chosen_for_a_data_set_of_the_command_line(tmp_path, turns):
+def test_the_turns_option_is_refused_without_a_data_set_option(tmp_path, turns):
     with refused(CombinedError, "no_effect"):
         load_from_options(workload_file(tmp_path), None, read_flags(turns=turns))
 
 
-def test_an_empty_data_set_gets_an_example_that_is_read(tmp_path):
+def test_the_hint_for_an_empty_data_set_has_a_valid_example(tmp_path):
     with pytest.raises(CombinedError) as caught:
         load_from_options(workload_file(tmp_path), None, read_flags(), written(tmp_path, []))
     example = caught.value.errors[0].hint.removeprefix("write rows like ")

@@ -74,7 +74,7 @@ def faults(
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_the_smallest_workload_needs_its_load_from_flags(tmp_path: Path) -> None:
+def test_a_workload_without_stages_needs_load_flags(tmp_path: Path) -> None:
     workload = of(TWO_LINES, tmp_path, TEN_S)
     (stage,) = workload.stages
     assert (stage.arrival, stage.duration_ns, stage.count, stage.measured) == (
@@ -108,7 +108,7 @@ def test_the_drain_lasts_as_long_as_a_request_may_unless_a_grace_says_otherwise(
     assert of(TWO_LINES + "grace: 0\n", tmp_path, TEN_S).drain_ns == 0
 
 
-def test_every_key_is_read(tmp_path: Path) -> None:
+def test_every_key_of_a_workload_is_read(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("# seen in production\n3\n\n70\n")
     workload = of(
         """
@@ -169,7 +169,7 @@ limits: {cpu_share: 95%}
     assert Workload.model_validate(workload.model_dump()) == workload
 
 
-def test_variables_are_expanded_in_values_and_not_in_the_text_kept(tmp_path: Path) -> None:
+def test_variables_are_expanded_in_values_and_not_in_the_stored_text(tmp_path: Path) -> None:
     text = """
 name: ${WHO:-nobody}-${EMPTY:-x}
 requests: {input_tokens: "${ISL}", output_tokens: "${OSL:-200}"}
@@ -475,14 +475,14 @@ def test_any_bytes_load_or_raise_a_combined_error(tmp_path_factory: Any, data: b
 
 
 @given(st.integers(0, 10**15))
-def test_durations_are_exact(ns: int) -> None:
+def test_durations_are_parsed_to_exact_nanoseconds(ns: int) -> None:
     assert units.duration_ns(f"{ns}ns") == ns
     assert units.duration_ns(f"{ns // S}.{ns % S:09d}s") == ns
     assert units.duration_ns(f"{ns // S}.{ns % S:09d}", default_unit="s") == ns
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_unit_or_an_error(text: str) -> None:
+def test_any_text_is_parsed_as_a_quantity_or_refused_with_a_hint(text: str) -> None:
     for parse in (units.duration_ns, units.rate_per_s, units.share, units.quantile):
         try:
             parse(text)
@@ -675,7 +675,7 @@ def test_load_points_are_parsed_from_options() -> None:
         parse_concurrency_levels("1,,2")
 
 
-def test_prompts_from_a_file_go_through_it_once(tmp_path: Path) -> None:
+def test_a_workload_of_a_prompt_file_sends_each_prompt_once(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n')
     text = "name: mine\nrequests: {from: p.jsonl}\n"
     workload = of(text, tmp_path, read_flags(concurrency=2))
@@ -733,7 +733,7 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
     )
 
 
-def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
+def test_prompts_from_a_file_change_the_fingerprint_by_their_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n')
     workload, second_workload = (
@@ -755,7 +755,7 @@ TTFT_S, TPOT_S = 0.1, 0.023  # of the embedded endpoint under these loads
 @pytest.mark.parametrize(
     ("name", "tokens"), [("qa", 650), ("rag", 2_502), ("summarization", 2_500), ("agentic", 10_000)]
 )
-def test_the_shipped_workloads_load(name: str, tokens: int) -> None:
+def test_the_packaged_workloads_load(name: str, tokens: int) -> None:
     workload = load(name, env={})
     requests, turns = (
         workload.requests,
@@ -871,7 +871,7 @@ def schema() -> dict[str, Any]:
     return workload_json_schema()
 
 
-def test_the_shipped_schema_is_the_exported_one() -> None:
+def test_the_packaged_schema_equals_the_exported_one() -> None:
     shipped = json.loads((packaged_files()["rag"].parent / "schema.json").read_text("utf-8"))
     assert shipped == workload_json_schema(), (
         "run: loadgen export --schema workload > workloads/schema.json"
@@ -900,7 +900,7 @@ def test_the_schema_accepts_every_workload_that_loads(
 
 
 @pytest.mark.parametrize("path", packaged_files().values(), ids=str)
-def test_the_schema_accepts_shipped_workloads(path: Path, schema: dict[str, Any]) -> None:
+def test_the_schema_accepts_every_packaged_workload(path: Path, schema: dict[str, Any]) -> None:
     assert fits(yaml.safe_load(path.read_text("utf-8")), schema, schema)
 
 
@@ -956,7 +956,7 @@ def test_fresh_seeds_differ_and_survive_json() -> None:
     assert len(random_seeds) == 50 and max(random_seeds) < 2**53
 
 
-def test_a_request_is_the_same_at_any_load() -> None:
+def test_the_request_fingerprint_does_not_depend_on_the_rate() -> None:
     def of(name: str, **flags: str) -> tuple[str, str]:
         workload = load(name, read_flags(**flags))
         return recipe_fingerprint(workload, "server"), request_fingerprint(workload, "server")
@@ -1013,7 +1013,7 @@ def test_a_limit_without_its_unit_is_refused(options: dict[str, Any]) -> None:
     assert overrides.duration == 30_000_000_000
 
 
-def test_the_flag_goodput_keeps_bare_milliseconds() -> None:
+def test_the_goodput_flag_reads_bare_numbers_as_milliseconds() -> None:
     overrides = read_flags(goodput=["ttft:500", "tpot:20"])
     assert overrides.replacement_slo is not None
     assert [term.limit_ns for term in overrides.replacement_slo.terms] == [500_000_000, 20_000_000]
