@@ -157,7 +157,7 @@ FULL_OUTCOMES = {
 }
 
 
-def test_every_injected_failure_is_in_the_table() -> None:
+def test_every_injected_failure_has_an_expected_outcome() -> None:
     assert {name.partition("@")[0] for name in OUTCOMES} == {"", *FAILURE_EFFECTS}
 
 
@@ -225,7 +225,7 @@ def test_each_injected_failure_has_its_failure_kind(
 
 
 @pytest.mark.processes
-def test_a_correct_stream_is_measured(endpoint: EmbeddedServer) -> None:
+def test_a_successful_stream_is_measured(endpoint: EmbeddedServer) -> None:
     completion = ask(endpoint.url, 2)[1]
 
     assert completion.failure is None
@@ -414,7 +414,9 @@ def test_a_request_is_resent_once_on_a_reused_connection_without_a_response_byte
 
 
 @pytest.mark.processes
-def test_idle_resets_of_the_endpoint_are_survived(endpoint: EmbeddedServer) -> None:
+def test_a_request_whose_idle_connection_was_reset_is_sent_again_and_succeeds(
+    endpoint: EmbeddedServer,
+) -> None:
     completions = ask(endpoint.url, 6, fault="idle_reset")
     assert [completion.failure for completion in completions] == [None] * 6
     assert sum(completion.resent for completion in completions) == 5
@@ -690,7 +692,7 @@ def test_a_large_body_is_written_in_pieces_so_that_other_requests_are_not_delaye
     assert completion.bytes_sent > body_bytes
 
 
-def test_a_body_that_is_a_view_of_other_memory_is_sent_whole() -> None:
+def test_a_body_that_is_a_view_of_other_memory_is_sent_completely() -> None:
     async def work() -> tuple[list[bytes], Completion]:
         async with scripted(encode_response()) as server, client_of(server.url) as client:
             body = client._pool.prepare(request(text=" word" * 200_000))
@@ -703,7 +705,7 @@ def test_a_body_that_is_a_view_of_other_memory_is_sent_whole() -> None:
     assert completion.failure is None
 
 
-def test_a_response_before_the_end_of_its_request_is_read() -> None:
+def test_a_response_that_arrives_before_its_request_was_sent_is_read() -> None:
     async def work() -> Completion:
         async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -822,7 +824,7 @@ def test_the_total_timeout_counts_from_the_due_time() -> None:
     assert (done.first_byte, done.http_status) == (-1, 0)
 
 
-def test_timeouts_end_requests_without_further_events() -> None:
+def test_total_and_stall_timeouts_end_a_request_without_further_events() -> None:
     (completion,), _ = talk([SILENCE], 1, timeout_ns=10_000_000)
     assert completion.failure is not None
     assert completion.failure.kind == "timeout_total"
@@ -849,7 +851,7 @@ def test_a_cancelled_request_is_reported_once_and_its_connection_closed() -> Non
 
 
 @pytest.mark.processes
-def test_a_listener_that_stops_cancels_its_request(endpoint: EmbeddedServer) -> None:
+def test_closing_the_event_iterator_cancels_its_request(endpoint: EmbeddedServer) -> None:
     async def work() -> None:
         async with client_of(endpoint.url) as client:
             task = asyncio.ensure_future(client.complete(request(tokens=10_000)))
@@ -867,7 +869,9 @@ def test_a_listener_that_stops_cancels_its_request(endpoint: EmbeddedServer) -> 
 
 
 @pytest.mark.processes
-def test_an_application_receives_events_and_one_error(endpoint: EmbeddedServer) -> None:
+def test_a_stream_delivers_its_events_and_raises_one_error_if_it_fails(
+    endpoint: EmbeddedServer,
+) -> None:
     async def texts(fault: str) -> list[Event]:
         async with client_of(endpoint.url, fault=fault) as client:
             return [event async for event in client.stream(request())]
@@ -924,7 +928,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 
 @pytest.mark.processes
-def test_tls_accepts_a_known_authority(papers: Papers) -> None:
+def test_tls_accepts_a_certificate_of_a_known_authority(papers: Papers) -> None:
     with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
         assert endpoint.url.startswith("https://")
         completions = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))

@@ -280,7 +280,9 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 # A run begins and ends while its buffer is queued: by another read, or because it is taken.
 @example([(1, 1), (1, "template"), (1, "plain"), (1, 1)])
 @example([(1, 1), (1, "template"), (1, "plain"), (1, "take")])
-def test_both_receivers_read_queue_and_end_alike(steps: list[tuple[int, Any]]) -> None:
+def test_both_receiver_implementations_read_queue_and_end_alike(
+    steps: list[tuple[int, Any]],
+) -> None:
     pure = script(steps, receiver.SocketBuffer, receiver.Receiver)
     assert script(steps, compiled.SocketBuffer, compiled.Receiver) == pure
 
@@ -292,7 +294,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_only_timestamps_are_kept_of_reads_of_plain_events(classes: tuple[Any, Any]) -> None:
+def test_reads_of_plain_events_are_stored_as_timestamps_only(classes: tuple[Any, Any]) -> None:
     steps = script(
         [(0, "template"), (0, "can_batch_reads"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")],
         *classes,
@@ -303,7 +305,7 @@ def test_only_timestamps_are_kept_of_reads_of_plain_events(classes: tuple[Any, A
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_the_number_of_events_is_kept_of_reads_of_several_plain_events(
+def test_reads_of_several_plain_events_are_stored_with_their_number_of_events(
     classes: tuple[Any, Any],
 ) -> None:
     sent = ["plain", "three", "two in one", "mixed", "long"]
@@ -367,7 +369,7 @@ def test_a_stream_is_deferred_until_it_may_end(classes: tuple[Any, Any]) -> None
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_nothing_of_a_deferred_socket_is_left_unread(classes: tuple[Any, Any]) -> None:
+def test_all_data_of_a_deferred_socket_is_read(classes: tuple[Any, Any]) -> None:
     with receiving(classes, 1) as (socket_receiver, (buffer,), (peer_socket,)):
         socket_receiver.defer(buffer, 1 << 40)
         peer_socket.send(PLAIN)
@@ -385,7 +387,7 @@ def test_nothing_of_a_deferred_socket_is_left_unread(classes: tuple[Any, Any]) -
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_sockets_are_deferred_under_many_events_and_each_event_keeps_its_timestamp(
+def test_deferring_sockets_under_many_events_preserves_each_timestamp(
     classes: tuple[Any, Any],
 ) -> None:
     def until(is_deferring: bool, chunk: bytes) -> None:
@@ -424,7 +426,7 @@ def test_sockets_are_deferred_under_many_events_and_each_event_keeps_its_timesta
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_did_not_watch(
+def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_does_not_watch(
     classes: tuple[Any, Any],
 ) -> None:
     with receiving(classes, 2) as (socket_receiver, (late, other), (to_late, to_other)):
@@ -508,7 +510,7 @@ def learn(data: bytes) -> None:
 
 @settings(RELAXED, max_examples=3 * settings().max_examples)
 @given(st.lists(PIECE, max_size=8))
-def test_plain_events_of_a_read_are_those_of_its_chunks(pieces: list[bytes]) -> None:
+def test_plain_events_of_a_read_equal_those_of_its_chunks(pieces: list[bytes]) -> None:
     for data in [*pieces, b"".join(pieces)]:
         learn(data)
         chunks, events, used_bytes = plain_events.scan_plain_chunks(data, BEFORE, AFTER)
@@ -541,7 +543,7 @@ CHUNKED_BODIES = (
 
 @settings(RELAXED, max_examples=4 * settings().max_examples)
 @given(st.lists(st.one_of(CHUNKED_BODIES, CHUNKED_BODIES, PIECE), max_size=6), st.booleans())
-def test_whole_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
+def test_complete_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
     pieces: list[bytes], templated: bool
 ) -> None:
     check_chunks(compiled, b"".join(pieces), templated=templated)
@@ -552,12 +554,12 @@ def test_whole_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
     st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.NamedEvent(b"a", b"b"))), max_size=8),
     st.integers(0, 9),
 )
-def test_both_implementations_find_the_same_plain_events(events: list[Any], start: int) -> None:
+def test_both_implementations_count_the_same_plain_events(events: list[Any], start: int) -> None:
     counted_events = compiled.count_leading_plain_events(events, start, BEFORE, AFTER)
     assert counted_events == reference.count_leading_plain_events(events, start, BEFORE, AFTER)
 
 
-def test_arguments_of_another_type_are_refused() -> None:
+def test_compiled_functions_refuse_arguments_of_another_type() -> None:
     for call, arguments in (
         (compiled.count_leading_plain_events, ((b"a",), 0, BEFORE, AFTER)),
         (compiled.count_leading_plain_events, ([], -1, BEFORE, AFTER)),
@@ -569,7 +571,7 @@ def test_arguments_of_another_type_are_refused() -> None:
             call(*arguments)
 
 
-def test_values_that_are_no_socket_buffer_are_refused() -> None:
+def test_the_compiled_receiver_refuses_values_that_are_no_socket_buffer() -> None:
     poll, deferred_poll = select.epoll(), select.epoll()
     socket_receiver = compiled.Receiver(poll, deferred_poll, poll, deque())
 
@@ -601,7 +603,7 @@ def test_values_that_are_no_socket_buffer_are_refused() -> None:
     poll.close()
 
 
-def test_removed_connections_are_not_kept_alive() -> None:
+def test_the_receiver_releases_removed_connections() -> None:
     class Connection(compiled.SocketBuffer):  # type: ignore[misc]
         __slots__ = ("owner",)
 

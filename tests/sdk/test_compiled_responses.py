@@ -205,7 +205,7 @@ def functions_called(reads: list[bytes]) -> set[str]:
     return called
 
 
-def test_a_usual_response_is_read_without_python() -> None:
+def test_a_usual_response_is_read_without_calls_of_python_methods() -> None:
     for delta in (b'{"content":"a"}', b'{"reasoning_content":"a","content":null,"tool_calls":[]}'):
         reads = as_reads(
             [*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2
@@ -232,7 +232,7 @@ def test_a_usual_response_is_read_without_python() -> None:
         b'"prompt_tokens":2147483648',
     ],
 )
-def test_a_usage_is_read_as_by_the_reference(counts: bytes) -> None:
+def test_compiled_and_python_readers_read_the_same_usage(counts: bytes) -> None:
     names = [name for name in (b'"prompt_tokens":', b'"completion_tokens":') if name not in counts]
     usage = b'{"choices":[],"usage":{%s}}' % b",".join([*(name + b"9" for name in names), counts])
     for finish in (b'"stop"', b'"length"', b'"content_filter"'):
@@ -273,7 +273,7 @@ def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in names}
 
 
-def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference() -> None:
+def test_compiled_and_python_readers_have_the_same_fields_and_initial_values() -> None:
     timeline = EventTimeline()
     options: dict[str, Any] = {
         "is_stream_requested": True,
@@ -334,7 +334,7 @@ def test_reading_responses_leaks_no_memory() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 4, (1 << 31) - 1, 1 << 31, 1 << 70, -1, True, 1.0, "4", None])
-def test_token_counts_are_read_as_by_the_reference(value: Any) -> None:
+def test_compiled_and_python_readers_read_the_same_token_counts(value: Any) -> None:
     assert compiled.token_count(value) == reference.token_count(value)
 
 
@@ -409,7 +409,7 @@ def test_an_event_that_matches_an_earlier_pattern_is_read_like_the_first(
             )
 
 
-def test_run_continues_until_python_is_needed() -> None:
+def test_the_compiled_loop_runs_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     check_response(pieces, requested_output_tokens=4)  # its head is known
     our_socket, peer_socket = socket.socketpair()
@@ -551,7 +551,7 @@ def test_only_reads_of_short_responses_are_delivered_in_c(compiled_receiver: Any
         assert compiled_receiver.deliver(short) == 0
 
 
-def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
+def test_both_receiver_implementations_send_parts_alike(compiled_receiver: Any) -> None:
     pure = receiver.Receiver.send
     for send in (
         compiled_receiver.send,
@@ -702,7 +702,7 @@ def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
         )
 
 
-def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
+def test_queued_buffers_are_delivered_in_order_within_a_time_slice() -> None:
     poll, deferred_poll, timer = select.epoll(), select.epoll(), TimerFd()
     queue, received_requests = deque[Any](), list[Any]()
     socket_receiver = compiled.Receiver(poll, deferred_poll, timer, queue)

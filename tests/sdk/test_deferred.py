@@ -257,7 +257,7 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
         assert scan_plain_chunks(chunks([event(text)]), before, after)[:2] == (plain, plain)
 
 
-def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() -> None:
+def test_a_response_can_be_deferred_from_its_first_output_until_its_end_is_near() -> None:
     def calm(*parts: bytes, requested_output_tokens: int = 0) -> list[int]:
         exchange = Exchange(
             None,
@@ -286,7 +286,7 @@ def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() 
     ], "written in parts"
 
 
-def test_no_template_is_searched_for_in_a_stream_without_plain_events() -> None:
+def test_a_stream_without_plain_events_learns_few_templates() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
     exchange = Exchange(
         None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True

@@ -165,7 +165,7 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_responses_are_parsed(name: str) -> None:
+def test_a_response_is_parsed_alike_in_one_piece_and_in_any_two_pieces(name: str) -> None:
     data, status, body, complete, reusable, surplus = ANSWERS[name]
     expected_facts = facts(*read(data))
     assert (expected_facts[0], *expected_facts[2:]) == (status, body, complete, reusable, surplus)
@@ -292,7 +292,9 @@ BYTES = st.one_of(
 @given(BYTES, st.lists(st.integers(0, 10_000), max_size=6))
 @example(b"HTTP/1.1 100 C\r\n\r\n" * 2000, [])
 @example(OK + b"Keep-Alive: timeout=" + b"9" * 5000 + b"\r\n\r\n", [])
-def test_any_bytes_are_read_or_malformed(data: bytes, places: list[int]) -> None:
+def test_any_bytes_are_read_as_a_response_or_refused_as_malformed(
+    data: bytes, places: list[int]
+) -> None:
     bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     outcomes = []
     for pieces in ([data], [data[a:b] for a, b in pairwise(bounds)]):
@@ -339,7 +341,7 @@ def test_any_split_gives_the_same_chunked_body(
     )
 
 
-def test_a_request_head_has_the_given_headers_and_no_line_breaks() -> None:
+def test_a_request_head_has_its_headers_and_refuses_line_breaks_in_them() -> None:
     assert (
         build_request_head("POST", "/v1/x?a=b", [("Host", "h"), ("A", "ü")])
         == b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nA: \xfc\r\n"
@@ -374,7 +376,7 @@ def test_a_request_head_has_the_given_headers_and_no_line_breaks() -> None:
         ),
     ],
 )
-def test_user_headers_replace_ours_and_a_user_key_replaces_every_key(
+def test_headers_of_the_user_replace_default_ones_and_a_key_replaces_every_key(
     users: list[tuple[str, str]], sent: object
 ) -> None:
     assert (

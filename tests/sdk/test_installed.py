@@ -10,7 +10,7 @@ import pytest
 from loadgen_sdk import installed
 
 
-def test_version_is_that_of_importlib_or_none() -> None:
+def test_versions_of_packages_equal_those_of_importlib() -> None:
     names = {distribution.name for distribution in metadata.distributions()}
     assert len(names) > 10
     assert {name: installed.version_of(name) for name in names} == {
@@ -26,7 +26,9 @@ def test_entry_points_are_selected_by_group() -> None:
         assert set(installed.entry_points(group)) == set(every.select(group=group))
 
 
-def test_package_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_installed_later_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     assert not installed.entry_points("loadgen.nobody")
     make_package(tmp_path / "some_thing-1.5.dist-info")
@@ -34,7 +36,9 @@ def test_package_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert installed.version_of("some.thing") == "1.5"
 
 
-def test_package_in_an_archive_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_in_a_zip_archive_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_package(tmp_path / "some_thing-1.5.dist-info")
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for file in tmp_path.rglob("*.*"):

@@ -211,7 +211,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_openai_client_measures_the_same_as_our_reader(name: str) -> None:
+def test_the_openai_client_measures_the_same_as_the_loadgen_reader(name: str) -> None:
     body = events(*STREAMS[name])
     our_response_reader, their_event_timeline = (
         ResponseReader(EventTimeline(), keep_text=True),
@@ -249,7 +249,7 @@ def test_openai_client_measures_the_same_as_our_reader(name: str) -> None:
     assert (response_completion.first_answer >= 0) is (our_response_reader.first_answer >= 0)
 
 
-def test_timestamps_are_in_order() -> None:
+def test_timestamps_of_the_openai_client_are_in_order() -> None:
     response_completion = completion(answer(events(*STREAMS["reasoning first"])))
     stamps = (
         response_completion.due,
@@ -278,7 +278,7 @@ def test_timestamps_are_in_order() -> None:
     assert response_completion.bytes_received == len(events(*STREAMS["reasoning first"]))
 
 
-def test_a_response_without_streaming_is_measured() -> None:
+def test_the_openai_client_measures_a_response_without_streaming() -> None:
     message = {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
     document = {
         "id": "x",
@@ -334,7 +334,7 @@ def test_a_response_without_streaming_is_measured() -> None:
         (answer(events(b"{no json")), "malformed", "", 200),
     ],
 )
-def test_failures_have_standard_kinds_and_no_secrets(
+def test_failures_of_the_openai_client_have_standard_kinds_and_no_secrets(
     response: bytes, kind: str, expected_text: str, status: int
 ) -> None:
     response_completion = completion(response, api_key=KEY)
@@ -348,7 +348,7 @@ def test_failures_have_standard_kinds_and_no_secrets(
     assert kind in KINDS
 
 
-def test_unreachable_server_and_unknown_host_are_failures() -> None:
+def test_an_unreachable_server_and_an_unknown_host_are_failures() -> None:
     failures = [
         completion(b"", url=url).failure
         for url in ("http://127.0.0.1:1/{}", "http://nosuch.invalid/{}")
@@ -356,7 +356,7 @@ def test_unreachable_server_and_unknown_host_are_failures() -> None:
     assert [failure and failure.kind for failure in failures] == ["connect", "dns"]
 
 
-def test_a_closed_reused_connection_is_retried_and_counted() -> None:
+def test_a_request_on_a_closed_reused_connection_is_sent_again_and_counted() -> None:
     completions: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
@@ -434,7 +434,7 @@ def test_a_cancelled_request_is_reported_once() -> None:
         ),
     ],
 )
-def test_openai_client_sends_the_same_body_as_our_client(
+def test_the_openai_client_sends_the_same_body_as_the_loadgen_client(
     monkeypatch: pytest.MonkeyPatch,
     url: str,
     server: str,
@@ -471,7 +471,9 @@ def test_openai_client_sends_the_same_body_as_our_client(
     assert "of-somebody-else" not in str(headers)
 
 
-def test_missing_openai_package_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_openai_package_is_reported_as_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
     client = OpenAIClient(
         Target.parse("http://h"), model="m", server_profile=SERVER_PROFILES["vllm"]

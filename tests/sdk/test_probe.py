@@ -176,7 +176,9 @@ def test_real_servers_are_recognised_by_their_responses(
         ({"models": served("me")}, "generic"),
     ],
 )
-def test_each_server_is_recognised_by_its_signs(answers: dict[str, list[Any]], server: str) -> None:
+def test_each_server_type_is_detected_by_its_responses(
+    answers: dict[str, list[Any]], server: str
+) -> None:
     assert InMemory(healthy(**answers)).probe().server == server
 
 
@@ -231,7 +233,7 @@ def test_the_probe_sends_few_requests_if_the_model_list_is_complete() -> None:
     )
 
 
-def test_a_specified_server_type_is_used_and_a_doubt_is_reported() -> None:
+def test_a_specified_server_type_is_used_and_a_contradiction_causes_a_warning() -> None:
     endpoint = InMemory(healthy())
     probe_result = endpoint.probe(server="trtllm")
     assert probe_result.server == "trtllm"
@@ -320,7 +322,7 @@ def test_version_engine_and_precision_are_read_from_the_server(
     assert (probe_result.version, probe_result.engine, probe_result.precision) == expected_values
 
 
-def test_recorded_servers_describe_themselves() -> None:
+def test_version_and_precision_are_read_from_recorded_responses_of_servers() -> None:
     probe_results_by_name = {
         name: InMemory(RECORDED[name]["answers"]).probe()
         for name in ("llamacpp", "dynamo", "transformers")
@@ -354,7 +356,7 @@ def test_recorded_servers_describe_themselves() -> None:
         ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
     ],
 )
-def test_unusual_responses_are_reported(
+def test_unusual_responses_to_the_probe_cause_a_warning(
     changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]
 ) -> None:
     probe_result = InMemory(healthy(**changed)).probe(model="mine")
@@ -362,14 +364,14 @@ def test_unusual_responses_are_reported(
     assert {name: getattr(probe_result, name) for name in fields} == fields
 
 
-def test_a_limit_of_the_user_is_not_called_inexact() -> None:
+def test_the_probe_does_not_judge_an_output_limit_of_the_user() -> None:
     endpoint = InMemory(healthy() | {"POST /v1/chat/completions 3": streamed(3, 3, 20)})
     probe_result = endpoint.probe(extra_body={"max_tokens": 3})
     assert probe_result.has_exact_length is None
     assert all(body["max_tokens"] == 3 for body in endpoint.bodies)
 
 
-def test_the_other_name_of_the_limit_is_learnt() -> None:
+def test_the_probe_learns_the_output_limit_field_that_the_server_accepts() -> None:
     class Modern(InMemory):
         async def send_request(
             self, method: str, path: str, headers: Any, body: bytes
@@ -418,12 +420,12 @@ def test_invalid_model_lists_end_the_probe(
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 500, 503])
-def test_a_list_of_models_that_is_refused_is_not_needed_where_a_model_is_named(status: int) -> None:
+def test_a_refused_model_list_is_not_needed_if_a_model_is_specified(status: int) -> None:
     probe_result = InMemory(healthy(models=[status, JSON, "{}"])).probe(model="tiny", api_key=KEY)
     assert probe_result.model == "tiny" and probe_result.reports_usage
 
 
-def test_a_list_of_models_that_never_comes_is_not_needed_where_a_model_is_named() -> None:
+def test_a_model_list_that_times_out_is_not_needed_if_a_model_is_specified() -> None:
     class WithoutList(InMemory):
         async def send_request(
             self, method: str, path: str, headers: Any, body: bytes
@@ -437,7 +439,7 @@ def test_a_list_of_models_that_never_comes_is_not_needed_where_a_model_is_named(
         WithoutList(healthy()).probe()
 
 
-def test_a_key_that_is_refused_ends_the_probe_though_a_model_is_named() -> None:
+def test_a_refused_key_ends_the_probe_even_if_a_model_is_specified() -> None:
     refusal = [401, JSON, '{"error":{"message":"bad key"}}']
     with refused(TargetUnusable, "unauthorized"):
         InMemory(healthy(models=refusal, short=refusal, long=refusal)).probe(
@@ -502,7 +504,7 @@ def test_the_probe_of_an_unknown_load_requests_at_least_16_tokens() -> None:
 
 
 @pytest.mark.parametrize("lengths", [OutputLengths(16, 16), OutputLengths(20, 20)])
-def test_the_first_requests_of_the_probe_are_within_limits_that_the_load_keeps(
+def test_the_first_requests_of_the_probe_are_within_the_output_limits_of_the_load(
     lengths: OutputLengths,
 ) -> None:
     server = LimitedOutput(minimum=16, maximum=20)
@@ -518,7 +520,7 @@ def test_the_probe_requests_no_longer_output_than_the_load(longest: int) -> None
     assert max(server.requested_tokens) <= longest
 
 
-def test_an_output_that_the_server_refuses_is_tried_again_with_the_length_of_the_load() -> None:
+def test_a_refused_output_length_is_retried_with_the_length_of_the_load() -> None:
     server = LimitedOutput(minimum=100, maximum=100, refusal="unreadable")
     assert server.probe(output_lengths=OutputLengths(100, 100)).has_exact_length
     assert sorted(set(server.requested_tokens)) == [16, 24, 100]
@@ -547,14 +549,14 @@ def test_one_object_where_a_stream_was_requested_is_reported() -> None:
     assert len(probe_result.warnings) == 1
 
 
-def test_a_body_that_is_compressed_is_named() -> None:
+def test_a_compressed_stream_is_refused_with_its_encoding() -> None:
     packed = [200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, "?"]
     with refused(TargetUnusable, "invalid_answer") as exc_info:
         InMemory(healthy(short=packed, long=packed)).probe()
     assert "gzip" in str(exc_info.value)
 
 
-def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
+def test_contradictory_token_counts_cause_a_warning_and_are_not_used() -> None:
     status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     both = text.replace('"prompt_tokens": 43', '"prompt_tokens": 43, "cached_tokens": 99')
     probe_result = InMemory(healthy(long=[status, head, both])).probe()
@@ -581,7 +583,7 @@ def test_the_only_listed_model_is_not_suggested_again() -> None:
         "input is too long: 103 tokens, at most 64",
     ],
 )
-def test_a_context_that_is_too_short_is_not_mistaken_for_a_refused_field(message: str) -> None:
+def test_a_context_length_error_is_not_mistaken_for_a_refused_field(message: str) -> None:
     overflow = [400, JSON, json.dumps({"error": {"message": message}})]
     with pytest.raises(TargetUnusable) as exc_info:
         InMemory(healthy(short=overflow, long=overflow)).probe()
@@ -639,19 +641,19 @@ def test_fatal_responses_end_the_probe(answer: list[Any], code: str, hint: str) 
     assert KEY not in f"{exc_info.value} {exc_info.value.hint}"
 
 
-def test_unprintable_model_names_are_not_an_empty_list() -> None:
+def test_unprintable_model_names_are_not_reported_as_an_empty_model_list() -> None:
     with refused(TargetUnusable, "no_model") as exc_info:
         InMemory(healthy(models=served("vllm", "tiny\x1b[31m"))).probe()
     assert "control characters" in str(exc_info.value) and "\x1b" not in str(exc_info.value)
 
 
-def test_a_gateway_without_a_server_gets_no_request_for_a_name() -> None:
+def test_a_gateway_error_for_the_model_list_hints_at_the_server() -> None:
     with refused(TargetUnusable, "no_model") as exc_info:
         InMemory(healthy(models=[502, {}, "Bad Gateway"])).probe()
     assert "502" in str(exc_info.value) and "the server is running" in exc_info.value.hint
 
 
-def test_a_missing_path_is_named_and_rerank_suggests_no_other_api() -> None:
+def test_a_missing_rerank_path_is_named_without_suggesting_another_api() -> None:
     with refused(TargetUnusable, "http_4xx") as exc_info:
         InMemory(healthy()).probe(api="rerank", stream=False)
     assert "/v1/rerank" in str(exc_info.value)
@@ -659,7 +661,7 @@ def test_a_missing_path_is_named_and_rerank_suggests_no_other_api() -> None:
 
 
 @pytest.mark.parametrize("tokens", ["1e400", str(1 << 40), "-3"])
-def test_an_impossible_usage_is_not_called_missing(tokens: str) -> None:
+def test_an_impossible_usage_is_not_reported_as_missing(tokens: str) -> None:
     status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     absurd = text.replace(f'"completion_tokens": {LONG_TOKENS}', f'"completion_tokens": {tokens}')
     probe_result = InMemory(healthy(long=[status, head, absurd])).probe()
@@ -714,7 +716,7 @@ def test_the_probe_retries_a_server_that_fails_occasionally() -> None:
         Shaky(healthy(), 8, 429).probe(model="tiny")
 
 
-def test_without_a_key_the_hint_is_to_specify_one() -> None:
+def test_a_refusal_without_a_key_has_a_hint_to_specify_one() -> None:
     with pytest.raises(TargetUnusable) as exc_info:
         InMemory(healthy(models=[401, JSON, '{"error":"Unauthorized"}'])).probe()
     assert "OPENAI_API_KEY" in exc_info.value.hint
@@ -773,12 +775,12 @@ def ask(
         b"HTTP/1.1 200 OK\r\n\r\nhello",
     ],
 )
-def test_direct_reads_every_framing(text: bytes) -> None:
+def test_the_http_fetcher_reads_every_framing_of_a_body(text: bytes) -> None:
     answer = ask(saying(text))
     assert (answer.status, answer.body) == (200, b"hello")
 
 
-def test_direct_sends_its_arguments_unchanged() -> None:
+def test_the_http_fetcher_sends_its_arguments_unchanged() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -804,13 +806,13 @@ def test_direct_sends_its_arguments_unchanged() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "invalid_answer"),
     ],
 )
-def test_direct_reports_an_invalid_response(text: bytes, code: str) -> None:
+def test_the_http_fetcher_refuses_an_invalid_response_with_a_hint(text: bytes, code: str) -> None:
     with refused(TargetUnusable, code) as exc_info:
         ask(saying(text))
     assert exc_info.value.hint
 
 
-def test_plain_http_at_a_tls_port_is_answered_with_https() -> None:
+def test_plain_http_at_a_tls_port_is_refused_with_a_hint_to_https() -> None:
     for text in (b"", b"\x15\x03\x01\x00\x02\x02\x46"):
         with pytest.raises(TargetUnusable) as exc_info:
             ask(saying(text))
@@ -826,7 +828,7 @@ def test_plain_http_at_a_tls_port_is_answered_with_https() -> None:
         assert "https://127.0.0.1:8443" in exc_info.value.hint
 
 
-def test_direct_does_not_wait_for_ever() -> None:
+def test_the_http_fetcher_ends_with_a_timeout() -> None:
     async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -854,7 +856,7 @@ def test_an_unreachable_server_ends_the_probe() -> None:
         ({"http_proxy": "http://p:1", "no_proxy": "127.0.0.1"}, False),
     ],
 )
-def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
+def test_a_proxy_variable_without_effect_is_named_if_the_connection_fails(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_named: bool
 ) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
@@ -880,7 +882,7 @@ def test_a_tls_server_with_http_2_only_is_reported() -> None:
         ask(settings_frame, "https://127.0.0.1", server_tls, tls=trusting)
 
 
-def test_the_probe_accepts_tls() -> None:
+def test_the_http_fetcher_connects_over_tls_and_hints_at_http() -> None:
     authority = trustme.CA()
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_tls)
@@ -934,7 +936,7 @@ def test_the_probe_recognises_the_embedded_endpoint() -> None:
 @pytest.mark.parametrize(
     ("head", "waits"), [({"retry-after": "2"}, 2.0), ({}, 1.0), ({"retry-after": "900"}, 5.0)]
 )
-def test_a_rate_limit_that_the_probe_itself_uses_up_is_waited_for(
+def test_the_probe_waits_for_a_rate_limit_that_it_uses_up(
     head: dict[str, str], waits: float
 ) -> None:
     class Limited(Shaky):

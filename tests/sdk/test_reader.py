@@ -183,7 +183,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_transcripts_of_real_servers_give_the_expected_results(name: str) -> None:
+def test_transcripts_of_real_servers_are_read_to_the_expected_results(name: str) -> None:
     case, data = FILES[name], (TRANSCRIPTS / f"{name}.http").read_bytes()
     completions = [answered(*pieces) for pieces in splits(data)]
     completion = completions[0]
@@ -204,7 +204,7 @@ def test_transcripts_of_real_servers_give_the_expected_results(name: str) -> Non
     assert completion.bytes_received == len(data)
 
 
-def test_every_transcript_is_in_the_table() -> None:
+def test_every_transcript_file_is_tested() -> None:
     files = {f"{file.parent.name}/{file.stem}" for file in TRANSCRIPTS.glob("*/*.http")}
     assert files == set(FILES)
 
@@ -714,7 +714,7 @@ TRAPS: dict[
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_unusual_streams_give_the_expected_results(name: str) -> None:
+def test_unusual_streams_are_read_to_the_expected_results_in_any_split(name: str) -> None:
     data, text, events, tokens, kind = TRAPS[name]
     completions = [answered(*pieces) for pieces in splits(data)]
     completion = completions[0]
@@ -761,7 +761,7 @@ def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
     )
 
 
-def test_first_token_is_the_event_with_output_and_end_is_not_the_end_of_the_body() -> None:
+def test_the_first_token_is_the_first_output_and_the_end_precedes_that_of_the_body() -> None:
     head, role, first, last, finish, done = (
         stream(end=b""),
         *(stream(e, end=b"")[len(stream(end=b"")) :] for e in (ROLE, A, B, STOP, DONE)),
@@ -879,7 +879,7 @@ def test_server_timing_is_stored_unchanged() -> None:
     assert answered(head + body).server_timing == timing
 
 
-def test_usage_of_every_shape_is_read() -> None:
+def test_a_usage_of_every_format_is_read() -> None:
     full = counted(
         5,
         prompt_tokens_details={"cached_tokens": 4},
@@ -964,7 +964,7 @@ PAYLOADS = st.one_of(
         max_size=5,
     )
 )
-def test_no_payload_raises_an_exception(payloads: list[bytes | NamedEvent]) -> None:
+def test_no_sequence_of_payloads_raises_an_exception(payloads: list[bytes | NamedEvent]) -> None:
     reading = ResponseReader(EventTimeline(), keep_text=True)
     reading.feed(payloads, 10)
     reading.find_failure(True, False, True)
@@ -1039,7 +1039,7 @@ def test_output_events_have_the_expected_timestamp_uncertainty(
     assert len(timeline.all_timestamps()) == done.output_events
 
 
-def test_an_end_read_with_its_last_token_is_wrong_by_at_most_a_mean_gap() -> None:
+def test_the_last_token_read_with_the_end_has_an_error_of_at_most_a_mean_gap() -> None:
     """The client paused while the last token and the end came; TPOT is still reliable."""
     tokens = [(chunk(A), at, at - 1) for at in (60, 65, 70, 75)]
     ending = (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 80, -100)
@@ -1047,7 +1047,7 @@ def test_an_end_read_with_its_last_token_is_wrong_by_at_most_a_mean_gap() -> Non
     assert (done.output_events, done.last_token_error) == (5, 5)
 
 
-def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
+def test_events_of_a_body_without_chunks_have_the_uncertainty_of_one_packet_each() -> None:
     body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
 
     assert b"hunked" not in body
@@ -1065,7 +1065,7 @@ def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     )
 
 
-def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
+def test_the_largest_gap_has_the_timestamp_error_of_its_end() -> None:
     start = [(stream(end=b""), 50, 40), (chunk(A), 60, 55)]
     _, late = read_errors([*start, (chunk(A) + chunk(A), 100, 61), (chunk(A), 120, 115)])
 
@@ -1121,7 +1121,7 @@ def test_truncated_and_compressed_responses_have_the_right_failure_kind() -> Non
 @pytest.mark.parametrize(
     "usage", [b"[]", b"7", b'{"completion_tokens":2.5}', b'{"completion_tokens":"2"}', b"{}"]
 )
-def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None:
+def test_a_usage_of_an_unknown_format_gives_no_counts_and_no_failure(usage: bytes) -> None:
     events = (b'{"choices":[{"delta":{"content":"a"}}]}', b'{"choices":[],"usage":%s}' % usage)
     ending = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
     completion = answered(stream(*(b"data: " + event + b"\n\n" for event in (*events, ending))))
@@ -1135,7 +1135,7 @@ def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None
         b'{"choices":[],"usage":{"completion_tokens":1e400}}',
     ],
 )
-def test_an_event_that_only_a_strict_decoder_refuses_keeps_the_response(
+def test_an_event_that_only_a_strict_decoder_refuses_does_not_fail_the_response(
     odd: bytes,
 ) -> None:
     ending = b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}'
@@ -1189,7 +1189,7 @@ def test_cached_tokens_are_read_under_every_name_that_servers_use(counts: dict[s
         ),
     ],
 )
-def test_counts_that_contradict_each_other_are_not_believed(
+def test_contradictory_token_counts_are_not_used(
     counts: dict[str, Any], unbelievable: set[str]
 ) -> None:
     usage = after_usage(**counted(2) | counts).usage
@@ -1208,7 +1208,7 @@ def test_reasoning_tokens_visible_in_the_total_count_as_output() -> None:
     assert usage == Usage(input=32, output=103, reasoning=94)
 
 
-def test_output_in_a_field_that_is_not_known_leaves_the_first_token_open() -> None:
+def test_output_in_an_unknown_field_leaves_the_first_token_undecided() -> None:
     thought = event(thinking="hm")
     completion = answered(stream(ROLE, thought, thought, A, B, STOP))
     assert (completion.first_token, completion.output_events, completion.failure) == (
@@ -1241,7 +1241,7 @@ def test_one_object_where_a_stream_was_requested_has_no_first_token() -> None:
     assert completion.end > 0
 
 
-def test_bytes_that_are_not_utf_8_are_noted() -> None:
+def test_bytes_that_are_not_utf_8_are_remarked() -> None:
     assert answered(stream(b'data: {"choices":[{"text":"\xff"}]}\n\n', STOP)).remark == NOT_UTF8
     assert answered(stream(A, STOP)).remark == ""
 

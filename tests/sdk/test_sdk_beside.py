@@ -122,7 +122,9 @@ def client(mode: str, url: str, observers: Any) -> Any:
 )  # the other package's own
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("mode", WAYS)
-def test_streams_pass_through_another_instrumentation(other: Any, order: str, mode: str) -> None:
+def test_streams_are_measured_together_with_opentelemetry_instrumentation(
+    other: Any, order: str, mode: str
+) -> None:
     """`with stream:` and `stream.close()` work, although the proxy has no `close` of its own."""
     measurements: list[Measurement] = []
 
@@ -168,7 +170,7 @@ def test_streams_pass_through_another_instrumentation(other: Any, order: str, mo
     "ignore::pydantic.warnings.PydanticDeprecatedSince20"
 )  # the other package's own
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_no_call_is_reported_twice(
+def test_a_call_is_reported_once_if_opentelemetry_instrumentation_is_active(
     other: Any, order: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ours is off while the other is active, which is said once, and on again after that."""

@@ -108,7 +108,7 @@ def test_calls_are_settled_at_their_cost_and_refused_above_the_budget(
         assert '"spent":0.078' in (tmp_path / "store").read_text()
 
 
-def test_a_stream_in_an_event_loop_is_charged(tmp_path: Path) -> None:
+def test_a_stream_in_an_event_loop_is_charged_to_a_budget(tmp_path: Path) -> None:
     budget = Budget("1 USD", shared=tmp_path / "store")
 
     async def go() -> None:
@@ -128,7 +128,7 @@ def test_a_stream_in_an_event_loop_is_charged(tmp_path: Path) -> None:
     assert budget.spent == pytest.approx(0.039)
 
 
-def test_the_sdk_client_is_charged() -> None:
+def test_calls_of_the_sdk_client_are_charged_to_a_budget() -> None:
     async def go() -> None:
         with serving(events(*CHAT_EVENTS)) as server:
             options: dict[str, Any] = {"model": "m", "server": "generic", "prices": PRICE}
@@ -148,7 +148,7 @@ def test_the_sdk_client_is_charged() -> None:
 @pytest.mark.parametrize(
     ("status", "spent"), [("429 Too Many Requests", 0.0), ("400 Bad Request", 0.0)]
 )
-def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> None:
+def test_a_call_that_the_server_refuses_costs_nothing(status: str, spent: float) -> None:
     budget = Budget("1 USD/month")
     response = answer({"error": {}}, status)
     with (
@@ -218,7 +218,7 @@ def test_cache_writes_in_the_usage_are_charged(
     ] == 2 * [(cost, written)]
 
 
-def test_possible_cache_writes_are_reserved() -> None:
+def test_a_budget_reserves_the_cost_of_possible_cache_writes() -> None:
     """A prompt of 2 tokens and an answer of 3: 0.0325 where it may be written, 0.032 plain."""
     with (
         serving(answer(CHAT)) as server,
@@ -230,7 +230,7 @@ def test_possible_cache_writes_are_reserved() -> None:
         assert not server.heard
 
 
-def test_an_answer_without_counts_costs_its_estimate() -> None:
+def test_a_response_without_token_counts_costs_its_estimate() -> None:
     budget = Budget("1 USD")
     response = answer({**CHAT, "usage": None})
     with (
@@ -272,7 +272,7 @@ except BudgetExceeded:
 
 
 @pytest.mark.processes
-def test_processes_share_one_budget(tmp_path: Path) -> None:
+def test_processes_with_one_store_share_a_budget(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     processes = [subprocess.Popen([sys.executable, "-c", SPEND, path]) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
@@ -328,7 +328,9 @@ per_token:
 
 
 @pytest.mark.parametrize("text", ["", DATED])
-def test_prices_of_a_file_equal_those_of_the_generator(text: str, tmp_path: Path) -> None:
+def test_the_sdk_and_the_load_generator_read_the_same_prices_from_a_file(
+    text: str, tmp_path: Path
+) -> None:
     file = repository_paths.ROOT / "docs" / "prices.example.yaml"
     if text:
         file = tmp_path / "prices.yaml"

@@ -59,7 +59,7 @@ def run(
     return result, measurements, server.heard
 
 
-def test_the_probe_waits_as_long_as_a_call_may() -> None:
+def test_the_probe_has_the_timeout_of_a_call() -> None:
     """A server that accepts connections, and one that lists its models, and neither generates."""
 
     async def go(url: str) -> None:
@@ -73,7 +73,7 @@ def test_the_probe_waits_as_long_as_a_call_may() -> None:
 
 
 @pytest.mark.processes
-def test_a_client_needs_only_a_url() -> None:
+def test_a_client_with_only_a_url_learns_the_rest_from_the_server() -> None:
     async def go(url: str) -> None:
         client = Client(url)  # opened by its first call
         completion = await client.complete("Hello")
@@ -131,7 +131,7 @@ def test_a_stream_is_measured_by_the_kernels_clock() -> None:
     ] == [{"role": "user", "content": "Hi"}]
 
 
-def test_attempts_end_once_output_was_delivered() -> None:
+def test_a_stream_is_not_retried_once_output_was_delivered() -> None:
     async def use(client: Client) -> Any:
         got = []
         with pytest.raises(RequestFailed) as failed:
@@ -173,7 +173,7 @@ def test_complete_retries_and_reports_every_attempt() -> None:
     )
 
 
-def test_failures_are_returned_unchanged() -> None:
+def test_a_failed_call_returns_its_completion_without_a_retry() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi"), latest_measurement()
 
@@ -292,7 +292,7 @@ def test_a_blocking_client_in_an_event_loop_has_a_warning() -> None:
         asyncio.run(go(server.url))
 
 
-def test_impossible_arguments_are_refused() -> None:
+def test_invalid_arguments_of_a_client_are_refused() -> None:
     with refused(WrongUse, "event_loop"):
         Client("http://127.0.0.1:9", **KNOWN)
 
@@ -337,7 +337,7 @@ TOOL_EVENTS = (
 )
 
 
-def test_tool_calls_and_the_response_id_are_stored() -> None:
+def test_a_completion_has_tool_calls_and_the_response_id() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi")
 
@@ -379,7 +379,7 @@ def test_closing_ends_the_calls_in_flight_and_later_ones_are_refused(how: str) -
     assert [measurement.status for measurement in measurements] == ["failed"]
 
 
-def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
+def test_a_client_that_cannot_be_opened_leaves_no_file_descriptor_open() -> None:
     async def go() -> None:
         before = set(os.listdir("/proc/self/fd"))
         with pytest.raises(TargetUnusable):
@@ -392,7 +392,7 @@ def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
     asyncio.run(go())
 
 
-def test_measurements_have_seconds_labels_and_raised_failures() -> None:
+def test_raised_failures_are_measured_without_the_text_of_the_prompt() -> None:
     refused = answer(
         {"error": {"message": "no: the secret prompt, by key-4711\x1b"}}, "400 Bad Request"
     )

@@ -173,7 +173,7 @@ def test_tool_calls_of_a_response_are_counted() -> None:
     )
 
 
-def test_two_choices_of_one_call_are_counted() -> None:
+def test_tokens_of_two_choices_of_one_call_are_counted() -> None:
     two = [
         {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         for i, text in enumerate(("a", "b"))
@@ -291,7 +291,9 @@ UNFIT = {
 
 @pytest.mark.parametrize("mode", ["blocking", "async"])
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_streamed_response_that_does_not_parse_raises(case: str, mode: str) -> None:
+def test_a_streamed_response_that_does_not_fit_its_format_raises_and_is_measured(
+    case: str, mode: str
+) -> None:
     """The call fails in the application, but the server bills it. The stream is not read on."""
     api = case.partition(",")[0]
 

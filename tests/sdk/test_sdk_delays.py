@@ -39,7 +39,7 @@ def measurement(**fields: object) -> Measurement:
         ({"client_delay_ms": 75.0, "kernel_stamps": True}, False),
     ],
 )
-def test_a_wait_for_a_processor_above_5_percent_of_ttft_is_marked(
+def test_a_call_is_delayed_if_it_waits_for_a_processor_above_5_percent_of_ttft(
     fields: dict[str, object], is_delayed: bool
 ) -> None:
     assert measurement(**fields).is_delayed is is_delayed
@@ -47,7 +47,7 @@ def test_a_wait_for_a_processor_above_5_percent_of_ttft_is_marked(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's")
-def test_an_instrumented_call_reports_its_wait_for_a_processor() -> None:
+def test_an_instrumented_call_reports_how_long_it_waited_for_a_processor() -> None:
     measurements: list[Measurement] = []
     with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as client:
         instrument(client, measurements.append).chat.completions.create(
@@ -59,7 +59,7 @@ def test_an_instrumented_call_reports_its_wait_for_a_processor() -> None:
 
 
 @pytest.mark.processes
-def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent() -> None:
+def test_instrument_builds_the_types_of_streams_before_the_first_call() -> None:
     command = [sys.executable, "-c", FIRST_RESPONSE]
     process = subprocess.run(
         command, cwd=repository_paths.TESTS, capture_output=True, text=True, check=True
@@ -67,7 +67,7 @@ def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent
     assert process.stdout.strip() == "True"
 
 
-def test_tpot_with_two_choices_equals_that_of_one_reader() -> None:
+def test_tpot_of_two_choices_is_computed_per_choice() -> None:
     """Eight tokens of two choices over 90 ms are three steps of 30 ms for each choice."""
     times = {"first_token": 100_000_000, "last_token": 190_000_000, "output_tokens": 8}
     measured = measurement(**times)
@@ -77,7 +77,7 @@ def test_tpot_with_two_choices_equals_that_of_one_reader() -> None:
     assert second_measurement.itl_ms is None
 
 
-def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
+def test_output_in_an_unknown_field_leaves_ttft_undecided() -> None:
     thoughts = [chunk(thinking="hm") for _ in range(3)]
     measurements: list[Measurement] = []
     for pieces in (thoughts, [chunk(role="assistant", channel="final")]):

@@ -47,7 +47,7 @@ def url() -> Iterator[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.split("\n")[2][:40])
-def test_the_examples_run(
+def test_the_documented_examples_run(
     example: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadgen_run: Any
 ) -> None:
     """On a busy machine a figure that an example asserts on may be withheld."""
@@ -104,7 +104,7 @@ def checked(tmp_path: Path, *command: str) -> None:
 @pytest.mark.early
 @pytest.mark.commands
 @pytest.mark.processes
-def test_the_examples_are_typed(tmp_path: Path) -> None:
+def test_the_documented_examples_pass_mypy(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -121,7 +121,7 @@ def test_the_examples_are_typed(tmp_path: Path) -> None:
 
 @pytest.mark.commands
 @pytest.mark.processes
-def test_the_examples_are_typed_for_pyright(tmp_path: Path) -> None:
+def test_the_documented_examples_pass_pyright(tmp_path: Path) -> None:
     """Run basedpyright, which brings its own Node.js; `.ci/run` installs it elsewhere."""
     program = shutil.which(os.environ.get("PYRIGHT", "basedpyright"))
     if program is None:
@@ -130,5 +130,5 @@ def test_the_examples_are_typed_for_pyright(tmp_path: Path) -> None:
     checked(tmp_path, program, "--pythonpath", sys.executable, "--level", "error")
 
 
-def test_the_documentation_has_examples() -> None:
+def test_the_documentation_has_18_examples() -> None:
     assert len(EXAMPLES) == 18

@@ -31,7 +31,7 @@ def test_every_public_name_is_in_the_docs() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["Client", "instrument", "Throttle", "record_shape"])
-def test_using_a_name_imports_no_heavy_module(name: str) -> None:
+def test_importing_a_public_name_imports_no_heavy_module(name: str) -> None:
     script = f"import sys; from loadgen_sdk import {name}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -34,7 +34,7 @@ def blocking(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="k", max_retries=0)
 
 
-def test_a_circuit_opens_waits_and_tries_one_call() -> None:
+def test_an_open_circuit_allows_one_call_after_its_pause() -> None:
     circuit = CircuitBreaker(max_failures=2, open_ns=100)
     for now in (0, 1):
         assert circuit.allows_call(now)
@@ -50,7 +50,7 @@ def test_a_circuit_opens_waits_and_tries_one_call() -> None:
     assert circuit.allows_call(205) and circuit.allows_call(206)
 
 
-def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> None:
+def test_after_repeated_failures_calls_go_directly_to_the_second_endpoint() -> None:
     measurements = list[Measurement]()
     with serving(BUSY) as first_server, serving(answer(CHAT)) as second_server:
         with blocking(first_server.url) as first_client, blocking(second_server.url) as two:
@@ -82,7 +82,7 @@ def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> N
     )
 
 
-def test_a_request_that_every_endpoint_would_refuse_is_not_sent_again() -> None:
+def test_a_request_that_every_endpoint_would_refuse_does_not_fall_back() -> None:
     with serving(WRONG) as first_server, serving(answer(CHAT)) as second_server:
         with blocking(first_server.url) as first_client, blocking(second_server.url) as two:
             client = instrument(first_client, fallback=Fallback(two, failures=1))

@@ -51,7 +51,7 @@ def in_flight(throttle: Throttle) -> int:
     return throttle.in_flight(key=KEY, model="m")
 
 
-def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
+def test_every_attempt_sends_all_messages_of_a_generator() -> None:
     """A retry and a fallback send a generator of messages again, though it is used up."""
     with serving(BUSY, answer(CHAT), BUSY, answer(CHAT)) as server, blocking(server.url) as client:
         second_client = instrument(
@@ -97,7 +97,7 @@ def test_an_unparsable_raw_response_is_returned_to_the_application(mode: str) ->
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("stream", [False, True])
-def test_our_warnings_raise_nothing_where_warnings_are_errors(
+def test_warnings_of_the_sdk_are_logged_if_warnings_are_errors(
     stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They raised in the call, and its permit was lost."""
@@ -186,7 +186,7 @@ def test_an_http_error_without_a_request_is_measured() -> None:
     ] == [("failed", "connect")]
 
 
-def test_a_stream_may_be_referenced_only_by_its_close_method() -> None:
+def test_a_stream_referenced_only_by_its_close_method_is_measured() -> None:
     """A web framework may keep `stream.close` and call it when the stream is gone."""
     measurements: list[Measurement] = []
 
@@ -229,7 +229,7 @@ def test_a_stream_closed_by_garbage_collection_is_reported_once() -> None:
     assert flush() and [measurement.status for measurement in measurements] == ["abandoned"]
 
 
-def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
+def test_usage_that_the_application_requests_by_extra_body_is_delivered() -> None:
     request: dict[str, Any] = {
         **ASK,
         "stream": True,
@@ -306,7 +306,7 @@ def test_leaving_the_block_of_an_anthropic_stream_returns_its_permit() -> None:
     assert [measurement.status for measurement in measurements] == ["abandoned", "abandoned", "ok"]
 
 
-def test_a_loop_that_raises_returns_its_permit() -> None:
+def test_a_loop_over_a_stream_that_raises_returns_its_permit() -> None:
     measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
@@ -385,7 +385,7 @@ def test_a_failing_task_group_cancels_running_and_waiting_calls() -> None:
     ) == 0
 
 
-def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
+def test_instrumented_responses_can_be_pickled_and_copied(tmp_path: Any) -> None:
     with (
         serving(answer(CHAT)) as server,
         blocking(server.url) as client,

@@ -99,7 +99,7 @@ def use(*folders: Path) -> str:
 
 
 @pytest.mark.processes
-def test_the_sdk_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
+def test_the_sdk_works_with_only_its_declared_dependencies(tmp_path: Path) -> None:
     only_what_it_needs(tmp_path)
     assert use(tmp_path, ROOT / "sdk") == loadgen_sdk.__version__
 
@@ -175,7 +175,7 @@ for module in pkgutil.walk_packages(loadgen_sdk.__path__, "loadgen_sdk."):
 
 
 @pytest.mark.processes
-def test_a_compiler_command_with_arguments_is_called_unchanged(
+def test_the_build_hook_calls_a_compiler_command_with_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(

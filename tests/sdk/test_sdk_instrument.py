@@ -142,7 +142,9 @@ def ask(mode: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize(("api", "stream"), RESPONSES)
 @pytest.mark.parametrize("mode", WAYS)
-def test_the_response_is_unchanged_and_measured(mode: str, api: str, stream: bool) -> None:
+def test_instrument_measures_a_response_without_changing_it(
+    mode: str, api: str, stream: bool
+) -> None:
     measurements: Measurements = []
     with serving(RESPONSES[api, stream]) as server:
         plain, plain_events = run(mode, server, ask(mode, api, stream), plain=True)
@@ -243,7 +245,7 @@ def test_latest_measurement_is_set_after_a_wait_with_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_wrong_arguments_are_no_call(mode: str) -> None:
+def test_a_call_with_wrong_arguments_raises_and_is_not_measured(mode: str) -> None:
     measurements: Measurements = []
     throttle = Throttle(concurrency=1)
     with serving(RESPONSES["chat", False]) as server:
@@ -282,7 +284,7 @@ def test_a_pydantic_1_response_dumps_what_the_server_sent() -> None:
 
 @pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_raises_the_exception_of_the_package(mode: str, stream: bool) -> None:
+def test_a_refused_call_raises_the_exception_of_the_package(mode: str, stream: bool) -> None:
     measurements: Measurements = []
     response = answer(
         {"error": {"message": "no key sk-the-key-1234 here"}},
@@ -315,7 +317,7 @@ def test_a_refusal_raises_the_exception_of_the_package(mode: str, stream: bool) 
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_a_stream_that_breaks_raises_and_keeps_what_was_seen(mode: str) -> None:
+def test_a_stream_that_breaks_raises_and_measures_the_received_output(mode: str) -> None:
     measurements: Measurements = []
     output: list[Any] = []
 
@@ -347,7 +349,9 @@ def test_a_stream_that_breaks_raises_and_keeps_what_was_seen(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize(("after", "status"), [(2, "abandoned"), (5, "ok")])
-def test_leaving_the_loop_is_measured_at_once(mode: str, after: int, status: str) -> None:
+def test_a_stream_whose_loop_ends_early_is_measured_at_once(
+    mode: str, after: int, status: str
+) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -382,7 +386,7 @@ def test_leaving_the_loop_is_measured_at_once(mode: str, after: int, status: str
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_calls_of_close_and_next_are_measured(mode: str) -> None:
+def test_a_stream_read_by_next_and_close_is_measured(mode: str) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -430,7 +434,7 @@ def test_an_unread_stream_is_measured_when_it_is_collected(mode: str) -> None:
     ]
 
 
-def test_a_cancelled_call_is_measured_and_stays_cancelled() -> None:
+def test_a_cancelled_call_is_measured_and_raises_its_cancellation() -> None:
     measurements: Measurements = []
 
     async def use(measured_client: Any) -> None:
@@ -475,7 +479,7 @@ def test_a_call_cancelled_between_its_attempts_is_measured() -> None:
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_the_request_stays_as_the_application_made_it(mode: str) -> None:
+def test_instrument_does_not_change_the_request(mode: str) -> None:
     with serving(RESPONSES["chat", False]) as server:
         run(mode, server, ask(mode, "chat", False), plain=True)
         run(mode, server, ask(mode, "chat", False), prices=TokenPrice(1, 2))
@@ -502,7 +506,7 @@ class TakesResponsesElsewhere(openai.OpenAI):
             vars(self)["_process_response"] = ours
 
 
-def test_a_package_that_hides_its_headers_is_logged_once() -> None:
+def test_a_package_without_response_headers_is_measured_and_logged_once() -> None:
     """Calls are measured as before, without the headers."""
     measurements: Measurements = []
     with (
@@ -717,7 +721,7 @@ def bad_uses() -> Iterator[tuple[str, Callable[[Any], Any]]]:
 
 
 @pytest.mark.parametrize(("code", "use"), [*bad_uses()])
-def test_impossible_options_are_refused_by_instrument(code: str, use: Callable[[Any], Any]) -> None:
+def test_instrument_refuses_invalid_options(code: str, use: Callable[[Any], Any]) -> None:
     with openai.OpenAI(api_key="k") as plain_client, refused(WrongUse, code) as exc_info:
         use(plain_client)
     assert isinstance(exc_info.value, ClientError) and exc_info.value.hint
@@ -769,7 +773,7 @@ def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(mode: str) -> 
     )
 
 
-def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> None:
+def test_garbage_collection_of_a_stream_under_the_throttle_lock_does_not_block() -> None:
     measurements: Measurements = []
     throttle = Throttle(concurrency=2)
     done = threading.Event()
@@ -810,7 +814,7 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
     assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
 
 
-def test_a_second_instrument_comes_on_top_of_the_first() -> None:
+def test_a_second_instrument_adds_an_observer_to_the_first() -> None:
     first_measurements: Measurements = []
     second_measurements: Measurements = []
     with serving(RESPONSES["chat", False]) as server, client("blocking", server) as first_client:
@@ -930,7 +934,7 @@ def test_embeddings_are_measured_and_cost_their_input(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_prices_ask_for_the_counts_they_need(mode: str) -> None:
+def test_prices_make_a_stream_request_its_token_counts(mode: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True]) as server:
         run(
@@ -1007,7 +1011,7 @@ def test_the_error_event_of_a_stream_is_not_quoted() -> None:
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_observers_that_are_coroutines_are_awaited(mode: str) -> None:
+def test_observers_that_are_coroutine_functions_are_awaited(mode: str) -> None:
     measurements: Measurements = []
     noted = threading.Event()
 
@@ -1074,7 +1078,7 @@ def test_streams_of_other_types_are_measured() -> None:
     assert measurements[0].ttft_ms is not None
 
 
-def test_labels_come_from_blocks_and_arguments() -> None:
+def test_labels_are_combined_from_blocks_and_arguments() -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -1097,7 +1101,7 @@ def test_labels_come_from_blocks_and_arguments() -> None:
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(mode: str) -> None:
+def test_a_timeout_is_retried_unless_the_server_forbids_retries(mode: str) -> None:
     measurements: Measurements = []
     no = answer({"error": {"message": "no"}}, "500 Internal Server Error", x_should_retry="false")
     retry = Retry(3, first_wait_s=0.001)
@@ -1119,7 +1123,7 @@ def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(mode: str) 
     ]
 
 
-def test_a_call_that_got_no_permit_is_not_tried_again() -> None:
+def test_a_call_without_a_permit_is_not_retried() -> None:
     measurements: Measurements = []
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
     with serving(RESPONSES["chat", False]) as server:
@@ -1174,7 +1178,7 @@ def test_an_internal_error_does_not_fail_the_call(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("mode", WAYS)
-def test_managers_and_raw_responses_give_their_measurement(mode: str) -> None:
+def test_measurement_of_accepts_stream_managers_and_raw_responses(mode: str) -> None:
     def use(measured_client: Any) -> None:
         raw = measured_client.chat.completions.with_raw_response.create(model="m", messages=[])
         assert measurement_of(raw) is raw.measurement is raw.parse().measurement
@@ -1201,7 +1205,7 @@ def test_managers_and_raw_responses_give_their_measurement(mode: str) -> None:
     assert measurement_of(3) is None
 
 
-def test_a_measurement_as_a_dict_has_its_metrics_even_if_failed() -> None:
+def test_the_dict_of_a_failed_measurement_has_the_same_keys_as_a_successful_one() -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True], answer({}, "500 No")) as server:
         run("blocking", server, ask("blocking", "chat", True), measurements=measurements)
@@ -1278,7 +1282,7 @@ def test_the_tokens_of_a_response_that_does_not_parse_are_counted(reason: str) -
     assert budget.spent == pytest.approx(0.36)
 
 
-def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) -> None:
+def test_omitted_arguments_are_no_part_of_a_prompt(tmp_path: Path) -> None:
     """`stream` of the Responses API passes a mark for each argument that was not given."""
     created = {
         "type": "response.created",

@@ -46,7 +46,7 @@ def test_rates_are_parsed_with_their_units(text: Any, limit: float, period_s: fl
     assert parse_rate(text, "requests") == Rate(limit, int(period_s * S))
 
 
-def test_requests_stay_within_the_limit_in_any_period() -> None:
+def test_a_request_above_the_limit_waits_until_the_first_leaves_the_period() -> None:
     limiter = RateLimiter(Limits(requests=Rate(3, S)))
     for now in (0, 100, 200):
         assert limiter.retry_at(now, 1) == 0
@@ -59,7 +59,7 @@ def test_requests_stay_within_the_limit_in_any_period() -> None:
 
 @pytest.mark.processes
 @given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
-def test_no_period_ever_exceeds_the_limit(steps: list[int], limit: int) -> None:
+def test_no_period_exceeds_the_limit_whenever_calls_start(steps: list[int], limit: int) -> None:
     limiter = RateLimiter(Limits(requests=Rate(limit, S)))
     now, granted = 0, []
     for step in steps:
@@ -76,7 +76,7 @@ def test_no_period_ever_exceeds_the_limit(steps: list[int], limit: int) -> None:
         assert sum(start <= at < start + S for at in granted) <= limit
 
 
-def test_tokens_are_estimated_then_corrected() -> None:
+def test_estimated_tokens_are_corrected_at_the_end_of_a_call() -> None:
     limiter = RateLimiter(Limits(tokens=Rate(100, S)))
     booked = limiter.book(0, 60)
     assert limiter.retry_at(1, 60) == S  # 60 + 60 would be too many
@@ -178,7 +178,7 @@ def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
         (bucket("requests", 0, 0, "50s"), 10, 50 * S),  # no limit that could be one
     ],
 )
-def test_a_call_waits_for_a_known_bucket_only_as_long_as_it_needs(
+def test_a_call_waits_until_the_reported_bucket_has_enough_tokens(
     headers: dict[str, str], tokens: int, retry_ns: int
 ) -> None:
     limiter = RateLimiter(Limits())
@@ -273,7 +273,7 @@ def test_limits_apply_per_key_and_model_by_default() -> None:
 
 
 @pytest.mark.processes
-def test_a_throttler_of_the_application_is_used() -> None:
+def test_a_throttler_object_of_the_application_limits_the_calls() -> None:
     from asyncio_throttle import Throttler
 
     their_throttler = Throttler(rate_limit=2, period=3600)
@@ -306,7 +306,7 @@ def test_a_pause_requested_by_the_server_is_logged_with_its_maximum(
 
 
 @pytest.mark.processes
-def test_no_call_waits_longer_than_it_may() -> None:
+def test_a_call_that_waits_longer_than_allowed_raises_a_throttle_timeout() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
     permit = throttle.acquire_blocking()
 
@@ -342,7 +342,7 @@ def test_calls_are_spaced_evenly_on_request() -> None:
     )  # and the late wake-ups are made up for
 
 
-def test_input_and_output_have_budgets_of_their_own() -> None:
+def test_input_and_output_tokens_have_separate_limits() -> None:
     limiter = RateLimiter(Limits(input_tokens=Rate(1000, S), output_tokens=Rate(100, S)))
     first_booking = limiter.book(0, 560, 60)
     assert limiter.retry_at(1, 100, 50) == S  # 60 + 50 output tokens
@@ -352,7 +352,7 @@ def test_input_and_output_have_budgets_of_their_own() -> None:
 
 
 @pytest.mark.processes
-def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
+def test_a_higher_priority_call_precedes_others_unless_they_have_waited_long() -> None:
     throttle, order = Throttle(concurrency=1), []
 
     async def acquire_once(name: str, level: int) -> None:
@@ -386,7 +386,7 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
 
 
 @pytest.mark.processes
-def test_asyncio_throttle_keeps_a_plain_limit() -> None:
+def test_the_asyncio_throttle_pacer_enforces_a_plain_limit() -> None:
     async def go() -> None:
         throttle = Throttle(requests="2/h", pacer="asyncio-throttle", max_wait_s=0.02)
         for _ in range(2):
@@ -512,7 +512,7 @@ def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> 
 
 
 @pytest.mark.processes
-def test_without_redis_a_process_keeps_the_limits_by_itself(
+def test_a_process_enforces_its_limits_alone_if_redis_is_unreachable(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("redis")
@@ -530,7 +530,7 @@ def test_without_redis_a_process_keeps_the_limits_by_itself(
 
 
 @pytest.mark.processes
-def test_a_damaged_file_of_shared_limits_starts_anew(
+def test_a_damaged_file_of_shared_limits_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     throttle = Throttle(requests="2/h", shared=tmp_path / "limits", each=(), max_wait_s=0)
@@ -562,7 +562,7 @@ def test_a_damaged_file_of_shared_limits_starts_anew(
         ({"each": ("user",)}, "unknown_name"),
     ],
 )
-def test_throttles_that_pass_nothing_are_refused(options: dict[str, Any], code: str) -> None:
+def test_invalid_throttle_options_are_refused(options: dict[str, Any], code: str) -> None:
     with refused(WrongUse, code) as exc_info:
         Throttle(**options)
     assert exc_info.value.hint
@@ -622,7 +622,9 @@ def test_server_headers_and_the_application_override_the_retry_policy() -> None:
     )
 
 
-def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_retry_predicate_that_raises_is_ignored_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken(_failure: Failure) -> bool:
         raise RuntimeError("broken")
 
@@ -633,7 +635,7 @@ def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixtur
     )
 
 
-def test_as_many_calls_succeed_as_with_the_retries_of_the_package() -> None:
+def test_as_many_calls_succeed_as_with_the_retries_of_the_openai_package() -> None:
     """Of 150 calls, three of four attempts fail. The openai package would retry each twice."""
     retry, draw = Retry(), random.Random(1)
     ok, ok_with_theirs = 0, 0
@@ -650,7 +652,7 @@ def test_as_many_calls_succeed_as_with_the_retries_of_the_package() -> None:
 
 
 @given(attempts=st.integers(1, 8), requested_wait_s=st.none() | st.floats(0, 100))
-def test_waits_are_jittered_bounded_and_obey_the_server(
+def test_retry_waits_are_bounded_and_at_least_that_of_the_server(
     attempts: int, requested_wait_s: float | None
 ) -> None:
     retry = Retry(10, first_wait_s=0.5, max_wait_s=8.0)
@@ -663,7 +665,7 @@ def test_waits_are_jittered_bounded_and_obey_the_server(
         )
 
 
-def test_waits_depend_on_the_seed() -> None:
+def test_retry_waits_depend_on_the_seed() -> None:
     def waits(seed: int) -> list[float | None]:
         retry = Retry(9, seed=seed)
         return [retry.wait_s(attempt, BUSY, delivered=False) for attempt in range(1, 9)]

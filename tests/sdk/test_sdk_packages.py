@@ -331,7 +331,9 @@ class Function:
         self.heard.append(arguments)
 
 
-def test_litellm_passes_its_own_labels_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_labels_argument_of_litellm_is_passed_on_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`labels` goes to Vertex AI, whatever its keys are."""
     module, function = ModuleType("litellm"), Function()
     module.completion = function.completion  # type: ignore[attr-defined]
@@ -363,7 +365,7 @@ class Streaming:
         return pieces()
 
 
-def test_a_litellm_stream_held_only_by_its_loop_is_measured(
+def test_a_litellm_stream_referenced_only_by_its_loop_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream that only its loop refers to is measured until its end and keeps its permit."""
@@ -468,7 +470,7 @@ def test_calls_through_the_installed_litellm_router_are_measured(litellm: Module
     ] == [("group", "ok", 9, 3)]
 
 
-def test_batch_tokens_are_reported_once() -> None:
+def test_tokens_of_a_completed_batch_are_reported_once() -> None:
     """The tokens of a batch are reported once, when it is first seen to be complete."""
     measurements: list[Measurement] = []
     batch: dict[str, Any] = {

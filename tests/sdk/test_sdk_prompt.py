@@ -63,7 +63,7 @@ def test_the_size_of_an_image_is_read_from_its_bytes(data: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["", "AAAA", "no base64!", png(0, 5), jpeg(30, 40)[:100]])
-def test_an_image_without_a_readable_size_has_none(data: str) -> None:
+def test_damaged_image_data_has_no_size(data: str) -> None:
     assert read_image_size(data) is None
 
 
@@ -106,7 +106,7 @@ def test_tokens_of_an_image_follow_from_its_size(
     assert estimate_image_tokens(model, ImageSize(*size), detail) == tokens
 
 
-def test_tokens_of_a_sound_follow_from_its_duration() -> None:
+def test_tokens_of_an_audio_clip_follow_from_its_duration() -> None:
     assert estimate_audio_tokens(wav(3, 32_000)) == 30
     assert (
         estimate_audio_tokens(base64.b64encode(bytes(160_000)).decode()) == 100
@@ -140,7 +140,7 @@ def test_the_base64_of_an_image_does_not_count_as_text(part: Any) -> None:
     assert output == 1 and 765 <= everything - output <= 765 + 20
 
 
-def test_anthropic_images_and_documents_are_counted() -> None:
+def test_tokens_of_anthropic_images_and_documents_are_estimated() -> None:
     picture = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)},
@@ -176,13 +176,13 @@ def test_anthropic_images_and_documents_are_counted() -> None:
         ),
     ],
 )
-def test_token_ids_sounds_files_and_tools_are_counted(
+def test_tokens_of_ids_audio_files_and_tools_are_estimated(
     arguments: dict[str, Any], tokens: int
 ) -> None:
     assert estimate_tokens(arguments, has_output=False)[0] == tokens
 
 
-def test_the_schema_of_a_response_class_counts() -> None:
+def test_the_schema_of_a_response_class_counts_as_prompt_tokens() -> None:
     from pydantic import BaseModel
 
     class Answer(BaseModel):
@@ -199,7 +199,7 @@ class Strange(dict[str, Any]):
         raise RuntimeError("broken")
 
 
-def test_an_image_passes_a_throttle_with_enough_tokens() -> None:
+def test_a_large_image_passes_a_throttle_by_its_tokens_and_not_its_bytes() -> None:
     """A picture of 1 MB has few tokens, so it must not be booked by its number of bytes."""
 
     async def go(url: str) -> None:
@@ -215,7 +215,7 @@ def test_an_image_passes_a_throttle_with_enough_tokens() -> None:
         assert len(server.heard) == 3
 
 
-def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
+def test_base64_data_is_excluded_from_the_hashes_of_a_trace(tmp_path: Path) -> None:
     texts = read_prompt(user(*PICTURES)).joined_texts
 
     assert all(
@@ -247,7 +247,9 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
         ),
     )
 )
-def test_the_fast_path_of_plain_messages_equals_the_general_one(message: Any) -> None:
+def test_the_fast_path_for_plain_messages_reads_the_same_texts_as_the_general_one(
+    message: Any,
+) -> None:
     texts = prompt_text._texts_of_plain_message(message)
     if texts is not None:
         assert [*prompt_text._find_parts(message, "m")] == [

@@ -178,6 +178,6 @@ def test_the_proxy_is_read_from_the_environment(
 
 
 @pytest.mark.parametrize("url", ["socks5://p:1", "https://p:1", "http://:3", "http://p:x"])
-def test_unusable_proxies_are_refused(url: str) -> None:
+def test_invalid_proxy_urls_are_refused(url: str) -> None:
     with refused(WrongUse, "invalid_url"):
         proxy_for(Target.parse("https://a.example"), url)

@@ -30,7 +30,7 @@ def granted_at(limiter: SharedRateLimiter, now: int, entry_id: str, tokens: floa
     return now
 
 
-def test_processes_take_turns_however_many_calls_wait_in_each() -> None:
+def test_processes_take_turns_regardless_of_their_waiting_calls() -> None:
     limiter, order = SharedRateLimiter(Limits(requests=Rate(1, S))), []
     granted_at(limiter, 0, "before")
     limiter.enter(1, "greedy", 0, 0)  # it will always have a call that waits
@@ -111,7 +111,7 @@ WHERE = ["file", pytest.param("redis", marks=pytest.mark.processes)]
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_every_store_keeps_one_queue(
+def test_every_store_has_one_queue_for_all_processes(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), entries_per_period=500)
@@ -178,7 +178,7 @@ def test_an_event_loop_neither_reads_nor_locks_the_file(tmp_path: Path) -> None:
     assert len(watched.threads) >= 2 and threading.get_ident() not in watched.threads
 
 
-def test_a_file_that_stays_locked_is_logged_and_the_process_limits_itself(
+def test_a_file_that_stays_locked_is_logged_and_the_process_limits_its_calls_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     throttle = Throttle(requests="2/h", shared=tmp_path / "limits", each=(), max_wait_s=0)
@@ -191,7 +191,7 @@ def test_a_file_that_stays_locked_is_logged_and_the_process_limits_itself(
 
 
 @pytest.mark.processes
-def test_a_fork_in_the_middle_of_a_step_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_retain_the_file_lock(tmp_path: Path) -> None:
     """A child process has the locked file open as well, and must not keep the lock."""
     path, (ended, end) = tmp_path / "limits", os.pipe()
     with locked_file(str(path)):

@@ -57,7 +57,7 @@ def test_urls_are_parsed_in_every_form(
     assert (target.path, target.host_header) == (chat, host_header)
 
 
-def test_paths_outside_the_api_are_derived() -> None:
+def test_paths_outside_the_api_are_derived_from_the_url() -> None:
     target = Target.parse("http://h/x/v1?token=abcd", api="completions")
     assert target.path == "/x/v1/completions?token=abcd"
     assert target.models_path == "/x/v1/models?token=abcd"
@@ -185,7 +185,7 @@ raw = st.text(alphabet="zQ:/?#@[]%&=. \\é\x07aB9", max_size=12).map(lambda text
 
 
 @given(secret, secret, secret)
-def test_no_secret_of_a_valid_url_is_shown(user: str, password: str, key: str) -> None:
+def test_no_secret_of_a_valid_url_is_printed(user: str, password: str, key: str) -> None:
     coded = [quote(text, safe="") for text in (user, password, key)]
     target = Target.parse("http://{}:{}@host.example/pre/v1?api-version=3&k={}".format(*coded))
     token = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -200,7 +200,7 @@ def test_no_secret_of_a_valid_url_is_shown(user: str, password: str, key: str) -
 
 
 @given(raw, raw)
-def test_no_userinfo_of_any_url_is_shown_even_in_errors(user: str, password: str) -> None:
+def test_no_userinfo_of_any_url_is_printed_even_in_errors(user: str, password: str) -> None:
     try:
         target = Target.parse(f"http://{user}:{password}@host:80/v1")
         redacted_text = target.redacted + repr(target) + target.base_url
@@ -230,7 +230,7 @@ def test_header_values_are_redacted_even_if_echoed_in_parts(
     assert echoed not in target.redact(f"wrong credentials: {echoed}, sorry", *secrets)
 
 
-def test_a_text_that_was_cut_in_the_middle_of_a_secret_shows_none_of_it() -> None:
+def test_a_text_that_ends_within_a_secret_is_redacted() -> None:
     key = "abcdefghijklmnop"
     text = f"no such key: {key}"
     for length in range(4, len(key) + 1):
@@ -239,7 +239,7 @@ def test_a_text_that_was_cut_in_the_middle_of_a_secret_shows_none_of_it() -> Non
     assert redact("an innocent ab", [key]) == "an innocent ab"
 
 
-def test_no_cut_of_a_text_shows_a_secret() -> None:
+def test_a_text_cut_at_any_position_reveals_at_most_three_characters_of_a_secret() -> None:
     """However a text of the server is cut, at most three characters of the key are shown."""
     key = "key-4f81aa-90b2"
     target = Target.parse("http://h")
@@ -250,7 +250,7 @@ def test_no_cut_of_a_text_shows_a_secret() -> None:
             assert not [n for n in range(4, len(key)) if key[:n] in redacted_text], redacted_text
 
 
-def test_text_of_a_server_does_not_control_the_terminal() -> None:
+def test_control_characters_of_a_server_text_are_escaped() -> None:
     redacted_text = Target.parse("http://h").redact(
         "\x1b]0;owned\x07 a\nVALID\t\u202egpj.exe \x9b2J tür"
     )

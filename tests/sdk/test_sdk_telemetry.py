@@ -117,7 +117,7 @@ def test_metrics_follow_the_semantic_conventions() -> None:
     assert tokens == {"input": 9, "output": 3}
 
 
-def test_every_gap_is_recorded_only_on_request_and_in_its_own_metric() -> None:
+def test_gaps_between_chunks_are_recorded_only_on_request() -> None:
     seen = Seen(chunks=True)
     call(events(*CHAT_EVENTS), seen.observer)
     assert seen.observer.flush()
@@ -365,7 +365,7 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
         Prometheus(registry)
 
 
-def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
+def test_prometheus_bounds_the_calls_that_wait_for_a_reading() -> None:
     observer = Prometheus(CollectorRegistry())
     for _ in range(10 * MAX_PENDING):
         observer(measurement(done=5))
@@ -430,7 +430,7 @@ def test_a_missing_package_is_an_error_that_names_it(
         make()
 
 
-def test_every_reading_has_every_call_that_has_ended() -> None:
+def test_every_reading_of_metrics_includes_all_ended_calls() -> None:
     """Calls are counted in the background, at a read, at a flush and at the end."""
     counts: list[int] = []
 

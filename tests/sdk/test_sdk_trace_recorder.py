@@ -105,7 +105,7 @@ def test_a_conversation_is_recognised_by_its_beginning(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not hasattr(openai.OpenAI(api_key="k"), "responses"), reason="an openai without responses"
 )
-def test_a_response_continues_the_one_it_names(tmp_path: Path) -> None:
+def test_a_response_continues_the_session_of_its_previous_response_id(tmp_path: Path) -> None:
     calls = [{"input": "one"}, {"input": "two", "previous_response_id": "c1"}]
     assert [row["turn"] for row in recorded(tmp_path / "t.jsonl", *calls, api="responses")] == [
         0,
@@ -113,7 +113,7 @@ def test_a_response_continues_the_one_it_names(tmp_path: Path) -> None:
     ]
 
 
-def test_salts_decide_whether_files_can_be_compared(tmp_path: Path) -> None:
+def test_traces_with_the_same_salt_can_be_compared(tmp_path: Path) -> None:
     call = {"messages": [message("user", "the same")]}
     hashes = [
         recorded(tmp_path / f"{number}.jsonl", call, **options)[0]["hash_ids"]
@@ -123,7 +123,7 @@ def test_salts_decide_whether_files_can_be_compared(tmp_path: Path) -> None:
     assert len({str(message_hash) for message_hash in hashes}) == 4
 
 
-def test_a_full_disk_never_reaches_the_application() -> None:
+def test_a_full_disk_causes_a_warning_and_no_failed_call() -> None:
     shape = record_shape("/dev/full")
     with (
         serving(answer(CHAT)) as server,
@@ -286,7 +286,7 @@ def test_the_sdk_client_records_its_calls(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_that_is_forked_has_sessions_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_records_separate_sessions(tmp_path: Path) -> None:
     """As under gunicorn --preload: one recorder, made before the workers."""
     import msgspec
     from loadgen_sdk import Measurement
@@ -338,7 +338,7 @@ def test_only_selected_labels_are_written(tmp_path: Path) -> None:
     assert '"labels":{"feature":"search"}' in text and "u-1" not in text
 
 
-def test_an_application_may_change_its_list_of_messages_after_a_call(tmp_path: Path) -> None:
+def test_a_change_of_the_messages_after_a_call_is_not_recorded(tmp_path: Path) -> None:
     """Hashing is done later: what was asked is what counts, whatever becomes of the list."""
     messages: list[Any] = [{"role": "user", "content": "Hi"}]
     with record_shape(tmp_path / "t.jsonl", salt="s") as recorder:

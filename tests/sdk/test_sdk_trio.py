@@ -48,7 +48,7 @@ def test_retries_and_throttles_work_on_trio(trio: ModuleType) -> None:
     ] + [("ok", 1)] * 3
 
 
-def test_waits_on_trio_end_in_time_and_are_woken_by_threads(trio: ModuleType) -> None:
+def test_a_wait_on_trio_ends_by_timeout_cancellation_or_another_thread(trio: ModuleType) -> None:
     async def go() -> None:
         throttle = Throttle(concurrency=1)
         permit = throttle.acquire_blocking()

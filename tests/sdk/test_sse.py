@@ -86,7 +86,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_each_stream_of_the_table_gives_its_events(name: str) -> None:
+def test_each_stream_is_decoded_into_its_events(name: str) -> None:
     body, expected = TABLE[name]
     assert reference(body) == expected
     assert decoded(body) == expected
@@ -120,7 +120,9 @@ BODIES = st.one_of(
 
 
 @given(BODIES, st.lists(st.integers(0, 10_000), max_size=8))
-def test_any_split_gives_the_same_events(body: bytes, places: list[int]) -> None:
+def test_any_split_of_a_stream_is_decoded_into_the_same_events(
+    body: bytes, places: list[int]
+) -> None:
     assert decoded(*cut(body, places)) == reference(body)
 
 
@@ -134,7 +136,7 @@ def test_an_event_is_emitted_with_its_last_byte() -> None:
         assert [i for i in range(1, len(body) + 1) if decoder.feed(body[i - 1 : i])] == [ends], body
 
 
-def test_parser_is_pending_while_an_event_is_unfinished() -> None:
+def test_the_decoder_is_pending_while_an_event_is_unfinished() -> None:
     decoder = SseDecoder()
     assert not decoder.pending
     decoder.feed(b"data: a\n\nda")
@@ -143,7 +145,7 @@ def test_parser_is_pending_while_an_event_is_unfinished() -> None:
     assert not decoder.pending
 
 
-def test_an_event_without_end_is_refused() -> None:
+def test_an_event_above_the_size_limit_is_refused() -> None:
     decoder = SseDecoder()
     piece = b"x" * (1 << 20)
     with pytest.raises(EventTooLargeError):
@@ -163,5 +165,5 @@ def _cpu_s(kib: int) -> float:
     return min(times)
 
 
-def test_a_large_event_in_small_reads_costs_in_proportion_to_its_size() -> None:
+def test_the_cost_of_a_large_event_in_small_reads_is_proportional_to_its_size() -> None:
     assert _cpu_s(2048) < 10 * _cpu_s(512), "4 times the size: some 4 times the work, not 16"

@@ -32,7 +32,7 @@ def rings(timer_fd: TimerFd, wait_s: float) -> bool:
 
 
 @linux
-def test_a_timer_fires_and_is_never_early(timerfd: TimerFd) -> None:
+def test_a_timer_never_fires_before_its_time(timerfd: TimerFd) -> None:
     for delay_ns in (50_000, MS, 3 * MS):
         due = time.monotonic_ns() + delay_ns
         timerfd.arm(due)
@@ -50,7 +50,7 @@ def test_a_timer_set_to_the_past_fires_at_once(timerfd: TimerFd, due: int) -> No
 
 
 @linux
-def test_arming_replaces_the_time_and_disarming_cancels_it(timerfd: TimerFd) -> None:
+def test_arming_a_timer_replaces_its_time_and_disarming_cancels_it(timerfd: TimerFd) -> None:
     timerfd.clear()  # nothing to take back
     timerfd.arm(1)
     assert rings(timerfd, 10)
@@ -62,7 +62,7 @@ def test_arming_replaces_the_time_and_disarming_cancels_it(timerfd: TimerFd) -> 
 
 
 @linux
-def test_an_edge_triggered_watch_needs_no_clear(timerfd: TimerFd) -> None:
+def test_an_edge_triggered_watch_of_a_timer_needs_no_clear(timerfd: TimerFd) -> None:
     with select.epoll() as poll:
         poll.register(timerfd.fileno(), select.EPOLLIN | select.EPOLLET)
         for _ in range(3):

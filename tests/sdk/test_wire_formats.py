@@ -100,7 +100,7 @@ def test_the_output_limit_has_the_name_that_the_server_expects(
 
 
 @pytest.mark.parametrize("name", SERVER_PROFILES)
-def test_continuous_usage_is_requested_only_where_it_exists(name: str) -> None:
+def test_continuous_usage_is_requested_only_from_servers_that_accept_it(name: str) -> None:
     stream_options = sent(name, continuous_usage=True)["stream_options"]
     assert (
         stream_options.get("continuous_usage_stats", False)
@@ -108,7 +108,7 @@ def test_continuous_usage_is_requested_only_where_it_exists(name: str) -> None:
     )
 
 
-def test_extra_fields_are_merged_last_and_deeply() -> None:
+def test_extra_body_fields_replace_nested_fields_of_the_request() -> None:
     assert (
         sent("vllm", extra={"temperature": 0.7, "top_p": 0.9}, extra_body={"temperature": 0})[
             "temperature"
@@ -129,7 +129,7 @@ def test_extra_fields_are_merged_last_and_deeply() -> None:
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("where", ["extra", "extra_body"])
-def test_a_limit_named_by_the_user_is_the_only_one(field: str, where: str) -> None:
+def test_an_output_limit_of_the_user_replaces_the_default_one(field: str, where: str) -> None:
     got = sent("trtllm", **{where: {field: 3}})
     assert {key: got[key] for key in got.keys() & {*EXACT, field, "max_completion_tokens"}} == {
         field: 3,
@@ -182,7 +182,7 @@ def test_a_body_from_a_shared_template_equals_one_built_singly() -> None:
                 assert encoder.encode(request) == encode_body(request, body_format)
 
 
-def test_prompts_and_messages_are_converted_into_each_other() -> None:
+def test_prompts_and_messages_are_converted_to_the_format_of_the_api() -> None:
     assert sent("vllm", messages=None, prompt="Hi")["messages"] == [
         {"role": "user", "content": "Hi"}
     ]
@@ -201,7 +201,7 @@ def test_prompts_and_messages_are_converted_into_each_other() -> None:
 
 @pytest.mark.parametrize("name", SERVER_PROFILES)
 @pytest.mark.parametrize("api", APIS)
-def test_token_ids_are_sent_only_where_they_are_accepted(name: str, api: Api) -> None:
+def test_token_ids_are_sent_only_to_servers_and_apis_that_accept_them(name: str, api: Api) -> None:
     if api in ("completions", "embeddings") and SERVER_PROFILES[name].accepts_prompt_token_ids:
         field = "prompt" if api == "completions" else "input"
         assert sent(name, api, messages=None, prompt=[1, 2, 3])[field] == [1, 2, 3]
@@ -212,7 +212,7 @@ def test_token_ids_are_sent_only_where_they_are_accepted(name: str, api: Api) ->
             sent(name, api, messages=None, prompt=[1, 2, 3])
 
 
-def test_profile_rows_name_only_fields_that_the_body_sends() -> None:
+def test_server_profiles_name_only_fields_that_the_body_sends() -> None:
     for name, server_profile in SERVER_PROFILES.items():
         assert server_profile.name == name
         for api, prompt in (("chat", "messages"), ("completions", "prompt")):
