@@ -10,21 +10,31 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from loadgen.core import format
 from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.core.metrics.windows import per_second
+from loadgen.core.stats.quantiles import NEEDED_SAMPLES
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
+    from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.token_usage import Tokens
 
 STEADY_STATE_WINDOW = "steady-state window"
 MEASUREMENT_WINDOW = "measurement window"
 
+MIN_REQUESTS_OF_RATE = NEEDED_SAMPLES["p50"]
+"""A rate that rests on fewer requests is explained, if more requests than these succeeded."""
+
 
 class SummaryWithRates(Protocol):
     """The summary of a run, or of a part of it: a stage, target, request class or model."""
+
+    @property
+    def requests(self) -> RequestCounts:
+        """The numbers of requests by their outcome."""
 
     @property
     def load(self) -> Load:
@@ -52,6 +62,9 @@ class HeadlineRates(Struct, frozen=True):
 
     `steady` is False if the run has no steady-state window, so that the rates are those of the
     measurement window.
+
+    The rates of requests are None if requests succeeded, but none of them ended in the window. Such
+    a run is too short to have a rate: 0 would look as if the server had completed nothing.
     """
 
     requests: float | None
@@ -87,13 +100,14 @@ def select_headline_rates(summary: SummaryWithRates) -> HeadlineRates:
 
     goodput = summary.goodput
     if has_steady_rates(summary):
+        is_too_short = _ends_after_window(summary)
         return HeadlineRates(
-            requests=load.steady_completed_rps,
+            requests=None if is_too_short else load.steady_completed_rps,
             input=tokens.steady_input_per_s,
             output=tokens.steady_output_per_s,
             total=tokens.steady_total_per_s,
             output_per_gpu=tokens.steady_output_per_s_per_gpu,
-            goodput=goodput.steady_rps,
+            goodput=None if is_too_short else goodput.steady_rps,
             steady=True,
         )
 
@@ -106,6 +120,31 @@ def select_headline_rates(summary: SummaryWithRates) -> HeadlineRates:
         goodput=goodput.rps,
         steady=False,
     )
+
+
+def _ends_after_window(summary: SummaryWithRates) -> bool:
+    """Return whether requests succeeded, but all of them ended after the steady-state window."""
+    return summary.load.steady_completed_rps == 0 and summary.requests.ok > 0
+
+
+def describe_late_ends(summary: Summary) -> str:
+    """Return that too few of the successful requests ended in the window of the headline rates.
+
+    For example: "only 3 of 20 ended in the 975 ms of load". Return "" if enough of them did,
+    as in every run that is long compared with its requests.
+    """
+    steady_rps = summary.load.steady_completed_rps
+    window_s = summary.window.steady.duration_s
+    if steady_rps is None or window_s is None:
+        return ""
+
+    ended_in_window = round(steady_rps * window_s)
+    is_enough = ended_in_window >= min(MIN_REQUESTS_OF_RATE, summary.requests.ok)
+    if is_enough:
+        return ""
+
+    number = f"only {ended_in_window:,}" if ended_in_window else "none"
+    return f"{number} of {summary.requests.ok:,} ended in the {format.duration(window_s)} of load"
 
 
 def has_steady_rates(summary: SummaryWithLoad) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 from loadgen.render.page import Tile
 from loadgen.runs.cells import quantile_label, quantile_ms
-from loadgen.runs.rates import select_headline_rates
+from loadgen.runs.rates import describe_late_ends, select_headline_rates
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -91,6 +91,11 @@ def _request_rate_tile(summary: Summary) -> Tile:
     if load.offered_rps is not None and summary.sessions is None:
         notes.append(f"{format.rate(load.offered_rps, ' req/s')} offered")
     notes.append(f"{format.quantity(load.in_flight_mean)} concurrent")
+
+    late_ends = describe_late_ends(summary)
+    if late_ends:
+        notes.append(late_ends)
+
     rate = format.quantity(select_headline_rates(summary).requests)
     return Tile("Request throughput", rate, "req/s", ", ".join(notes))
 
@@ -103,8 +108,7 @@ def _success_tile(summary: Summary) -> Tile:
     """
     goodput = summary.goodput
     if goodput.share is not None:
-        rate = format.rate(select_headline_rates(summary).goodput, " req/s")
-        note = f"goodput {rate}"
+        note = f"goodput {format.quantity(select_headline_rates(summary).goodput)} req/s"
         return Tile("SLO attainment", format.percent(goodput.share), unit="", note=note)
 
     requests = summary.requests

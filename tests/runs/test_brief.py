@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.render import text as text_renderer
 from loadgen.runs import text
 from loadgen.runs.brief import MAX_LINES, UNRELIABLE_LATENCY_TITLE
+from loadgen.runs.rates import select_headline_rates
 
 CASES: dict[str, dict[str, Any]] = {
     "met": {
@@ -108,3 +110,37 @@ def test_embeddings_have_only_end_to_end_latency(tmp_path: Path) -> None:
     output = render_brief(msgspec.structs.replace(summary, run=run))
 
     assert "E2E latency" in output and "TTFT    " not in output
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected_rate", "expected_reason"),
+    [
+        ("1s", None, r"none of \d+ ended in the .* of load"),
+        ("4500ms", 1.1, r"only \d+ of \d+ ended in the .* of load"),
+        ("60s", 19.0, ""),
+    ],
+)
+def test_rate_of_a_run_that_is_short_compared_with_its_requests_is_explained(
+    tmp_path: Path, duration: str, expected_rate: float | None, expected_reason: str
+) -> None:
+    # A request takes about four seconds.
+    workload = {"name": "short", "requests": {"input_tokens": 500, "output_tokens": 200}}
+    summary = loadgen.run(
+        workload,
+        url="sim:gb300-vm",
+        request_rate=20,
+        duration=duration,
+        slo=("ttft:2s:p95",),
+        seed=1,
+        out=tmp_path / "run",
+    ).summary
+
+    rates = select_headline_rates(summary)
+    assert rates.requests == (expected_rate and pytest.approx(expected_rate, rel=0.2))
+    assert rates.goodput == rates.requests
+
+    output = " ".join(render_brief(summary).split())
+    assert re.search(expected_reason, output)
+    assert ("of load)" in output) == bool(expected_reason)
+    assert ("Throughput - req/s" in output) == (expected_rate is None)
+    assert ("Goodput - req/s" in output) == (expected_rate is None)
