@@ -69,9 +69,15 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
-def shares(span: tuple[float, float]) -> str:
+def value_range(low: str, high: str, joint: str = " to ") -> str:
+    """Return a range of two formatted numbers: "5 to 25", or "5" if both are the same text."""
+    return low if low == high else f"{low}{joint}{high}"
+
+
+def shares(limits: tuple[float, float]) -> str:
     """Return a range of fractions as percentages: `5 to 25 %`."""
-    return f"{100 * span[0]:g} to {100 * span[1]:g} %"
+    low, high = limits
+    return f"{value_range(f'{100 * low:g}', f'{100 * high:g}')} %"
 
 
 def counted(number: int | float | None, noun: str, plural: str = "") -> str:

@@ -101,7 +101,7 @@ def distribution_cells(
 
 def format_range_ms(low_ms: float, high_ms: float) -> str:
     """Return a range of times: `8.33-10.0`."""
-    return f"{format.milliseconds(low_ms)}-{format.milliseconds(high_ms)}"
+    return format.value_range(format.milliseconds(low_ms), format.milliseconds(high_ms), joint="-")
 
 
 def describe_unsupported(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> str:

@@ -175,7 +175,7 @@ def format_term_value(term: TermResult) -> str:
     if term.low_ms is not None and term.high_ms is not None:
         low = format.milliseconds(term.low_ms)
         high = format.milliseconds(term.high_ms)
-        return f"{low}-{high} ms"
+        return f"{format.value_range(low, high, joint='-')} ms"
 
     if term.undecided:
         return "not measured"

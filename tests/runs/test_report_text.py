@@ -18,7 +18,7 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import Distribution
 from loadgen.render import text as text_renderer
 from loadgen.render.table import WIDTH
-from loadgen.runs import text
+from loadgen.runs import cells, text
 from loadgen.runs.client_text import is_host_busy
 from loadgen.runs.run_table import run_table
 
@@ -258,3 +258,11 @@ def test_durations_sizes_and_differences_are_formatted(
     function: object, arguments: tuple[float | None, ...], expected_text: str
 ) -> None:
     assert function(*arguments) == expected_text  # type: ignore[operator]
+
+
+def test_a_range_of_one_value_is_shown_as_one_value() -> None:
+    assert format.value_range("3,000", "3,000") == "3,000"
+    assert format.value_range("2,000", "3,000") == "2,000 to 3,000"
+    assert format.shares((0.05, 0.05)) == "5 %"
+    assert cells.format_range_ms(8.331, 8.332) == "8.33"
+    assert cells.format_range_ms(8.33, 10) == "8.33-10.0"

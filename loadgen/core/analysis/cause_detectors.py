@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.core import format
 from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
 from loadgen.core.metrics.replica_keys import replica_name
 from loadgen.core.metrics.sections import Cause
@@ -965,7 +966,7 @@ def _cause_by_equal_tpot(tpot_ns: Ints, batches: _BatchComparison, limit_ms: flo
     large_size = batches.large.median_size
     evidence = (
         f"TPOT was about {median_ms:,.4g} ms for nearly all requests, with "
-        f"{small_size:,} to {large_size:,} in decode "
+        f"{format.value_range(f'{small_size:,}', f'{large_size:,}')} in decode "
         f"(limit {limit_ms:,.4g} ms); the load or the server's own speed"
     )
 

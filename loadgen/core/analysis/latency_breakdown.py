@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from loadgen.core import format
 from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics.columns import (
     UNDEFINED,
@@ -283,7 +284,9 @@ def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
     last_edge = inner_edges[-1]
     yield _LengthRange(low=-1, high=first_edge, name=f"up to {first_edge:,} tokens")
     for low, high in pairwise(inner_edges):
-        yield _LengthRange(low, high, name=f"{low + 1:,} to {high:,} tokens")
+        yield _LengthRange(
+            low, high, name=f"{format.value_range(f'{low + 1:,}', f'{high:,}')} tokens"
+        )
 
     yield _LengthRange(low=last_edge, high=longest, name=f"over {last_edge:,} tokens")
 

@@ -76,11 +76,15 @@ def regions_table(regions: Regions) -> Table:
     rows = []
     for region in regions.regions:
         is_empty = region.start > region.end
-        concurrencies = "empty" if is_empty else f"{region.start:,} to {region.end:,}"
+        concurrencies = (
+            "empty" if is_empty else format.value_range(f"{region.start:,}", f"{region.end:,}")
+        )
         rows.append((region.label, concurrencies, "1"))
 
     c_max = regions.regions[-1].end
-    rows.append((MARGIN_LABEL, f"{c_max + 1:,} to {regions.margin_end:,}", "0"))
+    rows.append(
+        (MARGIN_LABEL, format.value_range(f"{c_max + 1:,}", f"{regions.margin_end:,}"), "0")
+    )
     return Table(("region", "concurrency", "points at least"), rows)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.mlperf.endpoints import rules
 from loadgen.mlperf.endpoints.regions import REGION_NAMES, Region, Regions, compute_regions
@@ -205,10 +206,8 @@ def find_structure_problems(curve: Curve) -> Iterator[str]:
     for region in curve.regions.regions:
         needs_point = region.name in REGION_NAMES
         if needs_point and region.name not in covered_regions:
-            yield (
-                f"no point in the {region.label} region, {region.start} to {region.end} "
-                "(section 5.3)"
-            )
+            concurrencies = format.value_range(str(region.start), str(region.end))
+            yield f"no point in the {region.label} region, {concurrencies} (section 5.3)"
 
     # Points may exceed C_max, the highest concurrency of the regions, only by a margin.
     for point in curve.fixed_points:

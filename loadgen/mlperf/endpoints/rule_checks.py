@@ -361,9 +361,10 @@ def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
     # A point in each region, which is a range of concurrencies.
     for region in curve.regions.regions:
         inside = [point for point in result.fixed_results if point.point.region == region.name]
+        concurrencies = format.value_range(str(region.start), str(region.end))
         yield RuleCheck(
             section="5.3",
-            rule=f"a point in {region.label}, {region.start} to {region.end}",
+            rule=f"a point in {region.label}, {concurrencies}",
             outcome=_outcome(bool(inside)),
             value=_names(inside) or "none",
         )

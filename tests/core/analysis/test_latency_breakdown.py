@@ -151,8 +151,8 @@ def test_targets_and_prompt_lengths_have_separate_breakdowns() -> None:
         ("target", "fast", 500),
         ("target", "slow", 500),
         ("prompt", "up to 101 tokens", 250),
-        ("prompt", "102 to 102 tokens", 250),
-        ("prompt", "103 to 103 tokens", 250),
+        ("prompt", "102 tokens", 250),
+        ("prompt", "103 tokens", 250),
         ("prompt", "over 103 tokens", 250),
     ]
     fast, slow = (group.ttft[0] for group in splits.groups[1:3])
