@@ -109,13 +109,13 @@ class Goal(Struct, frozen=True, kw_only=True):
     ) -> str:
         """Return a sentence that too many requests missed a request term, with its limit.
 
-        An example is "12 of 1,000 requests exceeded TTFT 500 ms (p99 allows 9)".
+        An example is "12 of 1,000 requests exceeded TTFT 500 ms (p99 allows 1 %: 9)".
 
         Args:
             term_index: The index of the term in `request_terms`. The goodput objective, if there
                 is one, comes after the latency terms.
             miss_count: How many requests missed it.
-            request_count: How many requests were judged.
+            request_count: How many requests were judged, from which `allowed` follows.
             allowed: How many of them may miss it, as `allowed_misses` returns it. The value -1, for
                 a term that so few requests cannot meet, is shown as 0.
         """
@@ -123,14 +123,21 @@ class Goal(Struct, frozen=True, kw_only=True):
         allowed_text = f"{max(allowed, 0):,}"
         is_goodput_term = term_index == len(self.slo.terms)
         if is_goodput_term:
-            return f"{counts} violated the SLO (goodput allows {allowed_text})"
+            allowed_share = 1 - (self.slo.goodput_share or 0)
+            return (
+                f"{counts} violated the SLO ({allowed_share * 100:.10g} % allowed: {allowed_text})"
+            )
 
         term = self.slo.terms[term_index]
         limit = format.milliseconds(term.limit_ns / NS_PER_MS)
-        return (
-            f"{counts} exceeded {term.metric.upper()} {limit} ms (p{term.quantile * 100:g} allows "
-            f"{allowed_text})"
-        )
+        missed_limit = f"{counts} exceeded {term.metric.upper()} {limit} ms"
+        percentile = term.quantile * 100
+        if self.mlperf:
+            return (
+                f"{missed_limit} (p{percentile:g} with MLPerf's early stopping allows "
+                f"{allowed_text})"
+            )
+        return f"{missed_limit} (p{percentile:g} allows {100 - percentile:.10g} %: {allowed_text})"
 
     def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return which request misses which request term, as a mask of shape (terms, rows).

@@ -313,7 +313,7 @@ def _describe_exceeded_terms(
         judged_count = request_count if assumes_unfinished_met else request_count - open_count
         allowed = goal.allowed_misses(judged_count)[term_index]
         if missed_count > allowed:
-            sentences.append(goal.describe_misses(term_index, missed_count, request_count, allowed))
+            sentences.append(goal.describe_misses(term_index, missed_count, judged_count, allowed))
 
     return sentences
 

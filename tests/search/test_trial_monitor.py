@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from synthetic_searches import GOAL, TTFT, S, queue_rows
 
-from loadgen.core.results.record import STATUS
+from loadgen.core.results.record import ROW, STATUS
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.early_stopping import allowed_over
 from loadgen.search.goal import Goal
 from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor
+from loadgen.search.trial_outcome import _describe_exceeded_terms
 
 pytestmark = pytest.mark.commands
 
@@ -128,3 +129,30 @@ def test_a_monitor_applies_the_limits_of_mlperf() -> None:
     goal = replace(GOAL, slo=Slo(terms=(Term(metric="tpot_mlperf", limit_ns=99_000_000),)))
     rows = queue_rows(50, 1, 5)
     assert goal.find_misses(rows).all()  # a second over ten tokens is 100 ms
+
+
+def test_misses_are_described_with_the_numbers_that_the_allowed_number_follows_from() -> None:
+    goal = Goal(slo=Slo(terms=(with_quantile(TTFT, 0.75),), goodput_share=0.9))
+    ttft_allowed, goodput_allowed = goal.allowed_misses(3181)
+
+    ttft_text = goal.describe_misses(0, 954, 3181, ttft_allowed)
+    assert "954 of 3,181" in ttft_text and "25 %: 795" in ttft_text
+
+    goodput_text = goal.describe_misses(1, 954, 3181, goodput_allowed)
+    assert "10 %" in goodput_text and "318" in goodput_text
+
+
+def test_requests_whose_outcome_is_open_are_in_neither_number_of_a_missed_term() -> None:
+    goal = Goal(slo=Slo(terms=(with_quantile(TTFT, 0.5),)))
+    rows = np.zeros(1000, ROW)
+    rows["due_ns"] = 0
+    rows["done_ns"] = 10 * S
+    rows["first_token_ns"] = 10 * S
+    rows["last_token_ns"] = 10 * S
+    rows["status"] = STATUS["ok"]
+    rows["status"][:8] = STATUS["unfinished"]
+    rows["first_token_ns"][:8] = -1
+    rows["done_ns"][:8] = 1
+
+    (sentence,) = _describe_exceeded_terms(goal, rows, assumes_unfinished_met=False)
+    assert "992 of 992 requests" in sentence and "50 %: 495" in sentence
