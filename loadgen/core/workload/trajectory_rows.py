@@ -7,7 +7,7 @@ src/inference_endpoint/dataset_manager/agentic_inference_dataset.py, read on 202
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,6 +44,14 @@ ROLES_AFTER = {
 """Which role may follow a role in one row per message, by the rules of MLPerf Endpoints."""
 
 Message = dict[str, Any]
+
+TOOL_CALL_ID_HINT = (
+    "write the id of an entry in tool_calls of an earlier message; servers like that of OpenAI "
+    "answer such a request with status 400"
+)
+"""The error is "messages with role 'tool' must be a response to a preceeding message with
+'tool_calls'" (simonw/llm, issue 937, 2025-05-12, read on 2026-11-30).
+"""
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -130,6 +138,7 @@ def _read_messages(row: Mapping[str, Any]) -> list[Message]:
             messages = [
                 _read_message(item, f"{field}[{index}]") for index, item in enumerate(items)
             ]
+            _check_tool_results(messages, field)
             return [*system_messages, *messages]
 
     hint = (
@@ -153,6 +162,60 @@ def _read_user_texts(texts: list[Any]) -> list[Message]:
             raise BadRowError("wrong_type", f"{path} is {shortened(text)}", "a text", path)
         messages.append({"role": "user", "content": text})
     return messages
+
+
+class ToolCallIds:
+    """The ids of the tool calls in a session so far, which the results of tools refer to."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def add_calls(self, response: Message) -> None:
+        """Add the ids of the tool calls in a response, if it has any."""
+        calls = response.get("tool_calls")
+        if not isinstance(calls, list):
+            return
+        for call in calls:
+            call_id = call.get("id") if isinstance(call, Mapping) else None
+            if isinstance(call_id, str):
+                self._ids.add(call_id)
+
+    def check_result(self, message: Message, path: str) -> None:
+        """Check that a tool result refers to an earlier tool call.
+
+        A result without an id, as in data sets that do not record them, is accepted.
+
+        Args:
+            message: The message of role `tool`.
+            path: Where the message is in its row, such as `messages[2]`.
+
+        Raises:
+            BadRowError: No earlier tool call of the session has the id.
+        """
+        call_id = message.get("tool_call_id")
+        if call_id is None or call_id in self._ids:
+            return
+        key = f"{path}.tool_call_id"
+        problem = f"{key} is {shortened(call_id)}, but no earlier tool call has this id"
+        raise BadRowError("mismatch", problem, TOOL_CALL_ID_HINT, key)
+
+
+def _check_tool_results(messages: Sequence[Message], field: str) -> None:
+    """Check that each tool result in a conversation refers to an earlier tool call.
+
+    Args:
+        messages: The messages of the conversation.
+        field: The field of the row that has them, for error messages.
+
+    Raises:
+        BadRowError: A tool result refers to no earlier tool call.
+    """
+    call_ids = ToolCallIds()
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            call_ids.check_result(message, f"{field}[{index}]")
+        else:
+            call_ids.add_calls(message)
 
 
 def _system_messages(row: Mapping[str, Any]) -> list[Message]:
@@ -256,6 +319,7 @@ class SessionBuilder:
         self._rows = 0
         self._last_role = ""
         self._last_row_calls_tools = False
+        self._call_ids = ToolCallIds()
         self._system_prompt = ""
         self._extra: dict[str, Any] | None = None
         self._turns: list[RecordedTurn] = []
@@ -276,7 +340,9 @@ class SessionBuilder:
 
         is_response = role == "assistant"
         if is_response:
-            self._add_response(_read_response(row))
+            response = _read_response(row)
+            self._call_ids.add_calls(response)
+            self._add_response(response)
         else:
             self._add_turn(row, str(role))
 
@@ -336,7 +402,7 @@ class SessionBuilder:
         if self._extra is None:
             self._extra = _read_body_fields(row)
 
-        messages = _read_tool_results(row) if role == "tool" else [_read_question(row)]
+        messages = self._read_checked_results(row) if role == "tool" else [_read_question(row)]
         length = _read_length(row)
         turn = RecordedTurn(
             messages=messages,
@@ -345,6 +411,17 @@ class SessionBuilder:
             is_exact_length=length.is_exact,
         )
         self._turns.append(turn)
+
+    def _read_checked_results(self, row: Mapping[str, Any]) -> list[Message]:
+        """Return the tool results of a row as messages, one for each result.
+
+        Raises:
+            BadRowError: A result is not valid, or refers to no earlier tool call.
+        """
+        messages = _read_tool_results(row)
+        for index, message in enumerate(messages):
+            self._call_ids.check_result(message, f"tool_results[{index}]")
+        return messages
 
 
 def read_session_name(row: Mapping[str, Any]) -> str:

@@ -163,6 +163,44 @@ def test_an_invalid_trajectory_row_is_reported_with_its_line(tmp_path, change, c
         read_trajectories(written(tmp_path, rows))
 
 
+def test_a_tool_result_without_its_tool_call_is_reported_with_its_line(tmp_path):
+    rows = agent()
+    rows[2]["tool_results"] = [
+        {"tool_call_id": "x1", "content": "line one"},
+        {"tool_call_id": "x2", "content": "line two"},
+    ]
+    key = "tool_results[1].tool_call_id"
+    with refused(CombinedError, "mismatch", key, "sessions.jsonl:3"):
+        read_trajectories(written(tmp_path, rows))
+
+
+def test_tool_results_may_refer_to_any_earlier_call_of_their_own_session(tmp_path):
+    repeated_result = {"tool_call_id": "x1", "content": "once more"}
+    rows = agent()
+    rows[3] = message("a", 4, "assistant", tool_calls=[CALL | {"id": "x2"}])
+    rows[4] = message("a", 5, "tool", tool_results=[repeated_result])
+
+    assert read_trajectories(written(tmp_path, rows)).turn_counts.tolist() == [3]
+
+    other_session = agent("b")
+    other_session[1] = message("b", 2, "assistant", tool_calls=[CALL | {"id": "y1"}])
+    with refused(CombinedError, "mismatch", "tool_results[0].tool_call_id", "sessions.jsonl:9"):
+        read_trajectories(written(tmp_path, [*rows, *other_session]))
+
+
+def test_a_tool_result_in_a_row_with_all_messages_needs_its_tool_call():
+    messages = [
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "x1", "content": "line one"},
+    ]
+    assert len(parse_session_row({"messages": messages}).turns) == 2
+
+    with pytest.raises(BadRowError) as caught:
+        parse_session_row({"messages": [messages[0], messages[2]]})
+    assert (caught.value.code, caught.value.key) == ("mismatch", "messages[1].tool_call_id")
+
+
 def test_rows_of_a_session_must_follow_each_other(tmp_path):
     rows = [*chat("a"), *chat("b"), *chat("a")]
     with refused(CombinedError, "unordered", None, "sessions.jsonl:7"):
