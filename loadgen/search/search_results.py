@@ -339,6 +339,25 @@ def _uncontradicted_full_passes(results: Sequence[TrialResult]) -> list[TrialRes
     ]
 
 
+def find_higher_pass(load: float, results: Sequence[TrialResult]) -> float | None:
+    """Return the highest load above a capacity that passed a trial, or None if there is none.
+
+    A search confirms a load that passes nearly every time, and a higher one may pass by chance.
+    Loads that another trial contradicts are left out, because a queue grew there.
+
+    Args:
+        load: The capacity that the search found.
+        results: The results of its trials.
+    """
+    contradicted_load = min(lowest_growing_load(results), lowest_load_failed_longer(results))
+    higher_passes = [
+        result.load
+        for result in results
+        if result.has_passed and load < result.load < contradicted_load
+    ]
+    return max(higher_passes, default=None)
+
+
 def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
     """Return the trial that shows the capacity best, or None if no trial does."""
     return max(_uncontradicted_full_passes(results), key=_rank_evidence, default=None)

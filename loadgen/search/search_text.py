@@ -21,6 +21,7 @@ from loadgen.search.search_results import (
     capacity_and_state,
     capacity_interval,
     find_best_trial,
+    find_higher_pass,
 )
 from loadgen.search.search_settings import ENOUGH_TRIALS, INTERVAL_CONFIDENCE
 
@@ -176,6 +177,25 @@ def describe_capacity(result: SearchResult, trials: Sequence[TrialResult], unit:
     return f"{load:.4g}{unit}{bounds}, {state_label}{period}"
 
 
+def _explain_capacity(result: SearchResult, trials: Sequence[TrialResult], unit: str) -> str:
+    """Return the capacity as text, and why it is below a load that has passed, if it is.
+
+    For example: "124 sessions (95 % CI 121.6 to 167.9), confirmed; 128 passed once, but may fail
+    when repeated".
+    """
+    text = describe_capacity(result, trials, unit)
+    load, state = capacity_and_state(result, trials)
+    if load is None or state not in ("confirmed", "sustained"):
+        return text
+
+    higher_load = find_higher_pass(load, trials)
+    if higher_load is None:
+        return text
+    if _has_longer_pass(result):
+        return f"{text}; {higher_load:.4g} passed only a shorter trial"
+    return f"{text}; {higher_load:.4g} passed once, but may fail when repeated"
+
+
 def _describe_bounds(low: float, high: float) -> str:
     return f"95 % CI {low:.4g} to {high:.4g}"
 
@@ -255,7 +275,7 @@ def list_brief_facts(
         further_rows: Labels and texts that follow the capacity.
     """
     rows = [
-        ("Capacity", describe_capacity(result, trials, unit)),
+        ("Capacity", _explain_capacity(result, trials, unit)),
         *further_rows,
         ("Limited by", limit),
         ("Throughput", _describe_throughput(result, trials)),
@@ -304,7 +324,7 @@ def confirmation_section(
             does not cover the largest error, that of the model.
     """
     rows = [
-        ("Capacity", describe_capacity(result, trials, unit)),
+        ("Capacity", _explain_capacity(result, trials, unit)),
         *confirmation_rows(result, trials, unit),
         *_interval_rows(result, unit, simulated=simulated),
         ("Effort", _describe_effort(result)),

@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 from command_line import exits
 from golden import check_golden, normalize
+from synthetic_searches import planned_trial
+
+from loadgen.search import experiment
+from loadgen.search.goal import FAILED, PASSED, Outcome
+from loadgen.search.search_results import TrialResult, capacity_and_state, find_higher_pass
 
 pytestmark = pytest.mark.commands
 
@@ -43,3 +48,43 @@ def test_full_output_has_every_trial(tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
 
     check_golden("search_full", normalize(printed, tmp_path))
+
+
+def test_capacity_below_a_load_that_passed_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exits(*SEARCH, "-o", tmp_path / "results")
+    printed = " ".join(capsys.readouterr().out.split())
+
+    search = experiment.read_search(tmp_path / "results")
+    assert search is not None
+    load, state = capacity_and_state(search.result, search.trials)
+    higher_load = find_higher_pass(load or 0, search.trials)
+
+    assert state == "sustained" and higher_load is not None
+    assert f"; {higher_load:.4g} passed only a shorter trial" in printed
+
+
+def make_trial(load: float, outcome: Outcome, sustained: bool | None = None) -> TrialResult:
+    return TrialResult(
+        trial=planned_trial(load),
+        outcome=outcome,
+        ended_early=False,
+        duration_s=100,
+        offered_load=load,
+        sampling_noise=0.01,
+        sustained=sustained,
+    )
+
+
+def test_load_that_passed_once_is_above_the_confirmed_capacity_and_not_contradicted() -> None:
+    trials = [
+        make_trial(124, PASSED),
+        make_trial(128, PASSED),
+        make_trial(140, PASSED, sustained=False),
+        make_trial(145, PASSED),
+        make_trial(152, FAILED),
+    ]
+
+    assert find_higher_pass(124, trials) == 128
+    assert find_higher_pass(128, trials) is None
