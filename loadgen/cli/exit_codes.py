@@ -153,7 +153,7 @@ def _interrupt_on_signals() -> None:
     handler = _SignalHandler()
 
     # Any other handler is SIG_IGN, or that of a program which calls loadgen.
-    replaceable_handlers = (signal.SIG_DFL, signal.default_int_handler, signals.exit_immediately)
+    replaceable_handlers = (signal.SIG_DFL, signal.default_int_handler, signals.exit_before_command)
     for signum in signals.TERMINATION_SIGNALS:
         if signal.getsignal(signum) in replaceable_handlers:
             signal.signal(signum, handler)

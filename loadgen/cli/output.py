@@ -114,10 +114,11 @@ def print_report(report: Report, *, as_markdown: bool = False, full: bool = Fals
 
 @contextmanager
 def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
-    """Add how to resume to the hint of a TargetError that the `with` block raises.
+    """Say how to resume if the target is lost or the user presses Ctrl-C in the `with` block.
 
-    A command with several runs may lose its target after some of them. The hint then says that the
-    finished runs are stored. Without a finished run in the folder, the error is left as it is.
+    A command with several runs may lose its target after some of them. The hint of its TargetError
+    then says that the finished runs are stored. Without a finished run in the folder, the error is
+    left as it is. An interruption that leaves no report prints what is stored.
 
     Args:
         output_dir: The folder of the command, which contains the folders of its runs.
@@ -125,10 +126,14 @@ def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
     """
     try:
         yield
+    except KeyboardInterrupt:
+        if _has_finished_run(output_dir):
+            print_status(f"Finished runs are kept, and {resume_hint}.")
+        else:
+            print_status("Nothing was measured, because no run has finished. Repeat the command.")
+        raise
     except TargetError as error:
-        # A summary is written when a run ends.
-        has_finished_run = any(output_dir.rglob("summary.json"))
-        if not has_finished_run:
+        if not _has_finished_run(output_dir):
             raise
 
         hints = [error.hint, f"finished runs are kept, and {resume_hint}"]
@@ -140,6 +145,11 @@ def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
             key=error.key,
             values=error.values,
         ) from None
+
+
+def _has_finished_run(output_dir: Path) -> bool:
+    """Return whether a folder has a run with a summary, which is written when the run ends."""
+    return any(output_dir.rglob("summary.json"))
 
 
 def write_file(

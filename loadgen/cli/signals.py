@@ -22,12 +22,19 @@ def exit_immediately(signum: int = 0, frame: FrameType | None = None) -> NoRetur
     os._exit(_INTERRUPTED)
 
 
+def exit_before_command(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    """End the process before its command has begun, so that it has done nothing yet."""
+    with suppress(OSError):  # nobody reads stderr
+        os.write(2, b"interrupted before the command began: nothing was sent or stored\n")
+    os._exit(_INTERRUPTED)
+
+
 def exit_on_signal() -> None:
-    """Let a termination signal end the process at once.
+    """Let a termination signal end the process at once, before its command has begun.
 
     Signals that the parent process ignores (for example SIGHUP under `nohup`) stay ignored.
     """
-    _install_handler(exit_immediately)
+    _install_handler(exit_before_command)
 
 
 def interrupt_on_first_signal() -> None:

@@ -173,12 +173,13 @@ def _execute_plan(invocation: Invocation, plan: RunPlan, options: ReportOptions)
     display.announce_runs(plan.runs * min_repeats)
     invocation.move_existing_results(plan.settings.out)
 
-    if plan.repetition is not None:
-        outcome = _run_repeatedly(invocation, plan, plan.repetition, display, options)
-    elif len(plan.workloads) > 1:
-        outcome = _run_load_points(invocation, plan, display, options)
-    else:
-        outcome = _run_once(invocation, plan, display, options)
+    with display.explain_interruption():
+        if plan.repetition is not None:
+            outcome = _run_repeatedly(invocation, plan, plan.repetition, display, options)
+        elif len(plan.workloads) > 1:
+            outcome = _run_load_points(invocation, plan, display, options)
+        else:
+            outcome = _run_once(invocation, plan, display, options)
 
     plan.ci_report.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
     return outcome

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +26,7 @@ from loadgen.core.execution.events import (
 )
 from loadgen.core.execution.run_manifest import select_judgeable_terms
 from loadgen.core.execution.stage_plans import describe_bounds
+from loadgen.core.run_folder import is_run
 from loadgen.core.schedule.forecast import Forecast, combine_forecasts, mean_tokens
 from loadgen.render import text as text_renderer
 from loadgen.runs.planned_runs import (
@@ -49,6 +52,8 @@ from loadgen.runs.run_title import describe_arrival, format_duration, short_targ
 from loadgen.runs.table_metrics import table_metrics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loadgen.cli.invocation import Invocation
     from loadgen.core.execution.events import EventHandler
     from loadgen.core.execution.plan import Settings
@@ -146,6 +151,9 @@ class RunDisplay:
         self._steps: StepCounter | None = None
         self._step_line = ""
         self._finished: list[Summary] = []
+
+        # The directory of the latest run, which an interruption before its load leaves without run.
+        self._run_dir: Path | None = None
 
         # Lines that are the same in each run of a command, and are printed only once.
         self._printed_lines: set[str] = set()
@@ -285,6 +293,7 @@ class RunDisplay:
             case WaitingFor(reason):
                 print_status(f"waiting for {reason}")
             case RunPlanned():
+                self._run_dir = event.plan.job.folder
                 self._print_plan(event)
                 self._print_forecast(event)
             case WorkersPlaced(cluster):
@@ -295,6 +304,26 @@ class RunDisplay:
                 self._add_cost_of_run()
                 if stored_at:
                     print_status(f"stored in {stored_at}")
+
+    @contextmanager
+    def explain_interruption(self) -> Iterator[None]:
+        """Print what is stored and how to go on if Ctrl-C ends the `with` block.
+
+        A load that is interrupted ends with a result. This is for an interruption before the load
+        or after it, which leaves no report.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            print_status(self._describe_interruption())
+            raise
+
+    def _describe_interruption(self) -> str:
+        """Return what an interrupted command has stored, and how to go on."""
+        if self._run_dir is None or not is_run(self._run_dir):
+            return "Nothing was measured, because the load had not begun. Repeat the command."
+        run_dir = shlex.quote(str(self._run_dir))
+        return f"The requests until then are stored. To see them: loadgen report {run_dir}"
 
     def _print_plan(self, planned: RunPlanned) -> None:
         """Print the targets, each stage of the load, and the warnings of the plan.
