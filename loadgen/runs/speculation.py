@@ -54,12 +54,18 @@ def build_speculation_sections(summary: Summary) -> Iterator[Section]:
 def _sources_table(speculation: Speculation) -> Table:
     """Return how many drafted tokens were accepted, according to each source that reports it.
 
-    There are two sources: the responses, and the metrics pages of the servers, which do not have
-    the numbers of tokens. The last column is the mean number of output tokens per step of the
-    model, which is 1 without speculative decoding.
+    There are two sources: the responses, and the metrics pages of the servers. The pages count the
+    tokens of all requests in the measured time, or only report the fraction, so they have a
+    fraction and no numbers. Without responses that report drafts, the columns of the numbers are
+    left out. The last column is the mean number of output tokens per step of the model, which is 1
+    without speculative decoding.
     """
-    rows = []
-    if speculation.requests:
+    has_numbers = speculation.requests > 0
+    number_columns = ("drafted", "accepted") if has_numbers else ()
+    unknown_numbers = (format.NONE,) * len(number_columns)
+
+    rows: list[tuple[str, ...]] = []
+    if has_numbers:
         row_of_responses = (
             format.counted(speculation.requests, "response"),
             format.count(speculation.drafted),
@@ -72,14 +78,14 @@ def _sources_table(speculation: Speculation) -> Table:
     if speculation.server_acceptance is not None or speculation.server_length is not None:
         row_of_servers = (
             "metrics pages of the servers",
-            format.NONE,
-            format.NONE,
+            *unknown_numbers,
             format.percent(speculation.server_acceptance),
             _format_tokens(speculation.server_length),
         )
         rows.append(row_of_servers)
 
-    return Table(("reported by", "drafted", "accepted", "fraction", "tokens per step"), rows)
+    head = ("reported by", *number_columns, "fraction accepted", "tokens per step")
+    return Table(head, rows)
 
 
 def _requests_table(summary: Summary) -> Table:

@@ -207,3 +207,14 @@ def test_a_file_of_speed_bench_is_read() -> None:
     assert "`turns`" in dataset_row.conversion_note
     with pytest.raises(row_errors.BadRowError):
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())
+
+
+def test_fraction_of_the_pages_stands_without_columns_of_unknown_numbers() -> None:
+    without_numbers = text.render(summary(rows([-1] * 40, [-1] * 40), pages(*COUNTED)))
+    with_numbers = text.render(summary(rows([60] * 40, [30] * 40), pages(*COUNTED)))
+
+    assert "metrics pages of the servers 50.0 % 2.5" in " ".join(without_numbers.split())
+    assert (
+        "drafted" not in without_numbers.partition("Speculative decoding")[2].partition("\n\n")[0]
+    )
+    assert "metrics pages of the servers - - 50.0 % 2.5" in " ".join(with_numbers.split())
