@@ -73,6 +73,9 @@ class Part(BaseModel):
     synonyms: ClassVar[dict[str, str]] = {}
     """Maps names that other tools give to a key to its name here, for hints."""
 
+    hints_for_foreign_keys: ClassVar[dict[str, str]] = {}
+    """Hints for keys of other tools that have no counterpart here: what to do instead."""
+
     @classmethod
     def yaml_keys(cls) -> list[str]:
         """Return the keys of this part as they are written in a file."""
@@ -125,6 +128,12 @@ class Part(BaseModel):
     @classmethod
     def _unknown_key_error(cls, key: str, mapping: Map, file: str) -> UserError:
         """Return the error for an unknown key, with the key that was probably meant."""
+        place = mapping.place_of_key(key, file)
+        problem = f'unknown key "{key}"'
+        foreign_hint = cls.hints_for_foreign_keys.get(key)
+        if foreign_hint:
+            return UserError("unknown_key", problem, place, foreign_hint)
+
         known_keys = cls.yaml_keys()
         hint = did_you_mean(key, known_keys, cls.synonyms)
         values: dict[str, str] = {}
@@ -133,8 +142,7 @@ class Part(BaseModel):
         if similar_key:
             values["did_you_mean"] = mapping.path_of(similar_key)
 
-        place = mapping.place_of_key(key, file)
-        return UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
+        return UserError("unknown_key", problem, place, hint, values=values)
 
     @classmethod
     def __get_pydantic_json_schema__(

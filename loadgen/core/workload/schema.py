@@ -65,6 +65,15 @@ def _refuse_null(value: object, info: ValidationInfo) -> Any:
 GracePeriod = Annotated[Duration | SkipJsonSchema[None], BeforeValidator(_refuse_null)]
 
 
+_HINT_FOR_BASE = (
+    "a workload file cannot be based on another one. Run the other file and change it with "
+    "options: loadgen run BASE.yaml --request-rate 10 --output-tokens 200 --slo +ttft:2s, or copy "
+    "the file. "
+    "Within a file, YAML anchors (&name, <<: *name) repeat a part"
+)
+"""Docker Compose, GitLab CI and ESLint have a key `extends`, which users of these try here."""
+
+
 class WorkloadFile(Part):
     """All keys of a workload file."""
 
@@ -75,6 +84,9 @@ class WorkloadFile(Part):
         "dataset": "requests",
         "slos": "slo",
     }
+    hints_for_foreign_keys: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("extends", "extend", "base", "include", "inherits"), _HINT_FOR_BASE
+    )
     # The name of the workload in results.
     name: Annotated[str, Field(min_length=1, max_length=200)]
     # A free text, which is stored with the results.

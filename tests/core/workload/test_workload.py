@@ -214,6 +214,7 @@ def test_merge_keys_and_anchors_of_yaml_are_resolved(tmp_path: Path) -> None:
 BAD = [  # a line put after name and requests (lines 1 and 2), its place, the code, what is hinted
     ("stags: []", "3:1 (stags)", "unknown_key", 'did you mean "stages"'),
     ("load: []", "3:1 (load)", "unknown_key", 'did you mean "stages"'),
+    ("extends: rag", "3:1 (extends)", "unknown_key", "loadgen run BASE.yaml --request-rate"),
     (
         "stages: [{arrival: {possion: 10/s}}]",
         "3:21 (stages[0].arrival)",
