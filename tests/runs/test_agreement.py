@@ -56,9 +56,7 @@ def test_goodput_is_never_larger_than_throughput(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("warmup", ["0", "10s"])
-def test_goodput_counts_what_was_completed_and_not_what_was_offered(
-    tmp_path: Path, warmup: str
-) -> None:
+def test_goodput_counts_completed_and_not_offered_requests(tmp_path: Path, warmup: str) -> None:
     """Responses of 8 s at 10/s: the window starts before the first of them is complete."""
     workload = {"name": "long", "requests": {"input_tokens": 100, "output_tokens": 400}}
     run = loadgen.run(
@@ -77,7 +75,7 @@ def test_goodput_counts_what_was_completed_and_not_what_was_offered(
     assert goodput.steady_rps == pytest.approx(load.steady_completed_rps)
 
 
-def test_the_goodput_of_tasks_has_the_window_of_their_rate(tmp_path: Path) -> None:
+def test_the_goodput_of_tasks_is_measured_in_the_window_of_their_rate(tmp_path: Path) -> None:
     turns = {"count": 4, "tool_result_tokens": 750, "tool_time": "500ms"}
     workload = {
         "name": "tasks",
@@ -113,7 +111,7 @@ def test_the_goodput_of_tasks_has_the_window_of_their_rate(tmp_path: Path) -> No
         },  # most starts are dropped
     ],
 )
-def test_each_metric_of_a_run_has_one_value_everywhere(
+def test_each_metric_of_a_run_has_the_same_value_in_every_output(
     tmp_path: Path, load: dict[str, object]
 ) -> None:
     folder = tmp_path / "all" / "r"
@@ -166,7 +164,7 @@ def test_each_metric_of_a_run_has_one_value_everywhere(
 
 
 @pytest.mark.commands
-def test_the_capacity_of_a_search_has_one_value_everywhere(
+def test_the_capacity_of_a_search_has_the_same_value_in_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "all" / "s"

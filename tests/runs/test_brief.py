@@ -63,7 +63,7 @@ def render_brief(summary: Summary, run_dir: Path | None = None) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_default_output_is_short_and_starts_with_the_result(tmp_path: Path, case: str) -> None:
+def test_the_default_output_is_short_and_starts_with_the_result(tmp_path: Path, case: str) -> None:
     summary = run_in_virtual_time(tmp_path / "run", case)
 
     output = render_brief(summary, Path("results/run"))
@@ -72,7 +72,9 @@ def test_default_output_is_short_and_starts_with_the_result(tmp_path: Path, case
     check_golden(f"run_{case}", output)
 
 
-def test_interrupted_run_says_so_before_its_numbers(tmp_path: Path) -> None:
+def test_the_output_of_an_interrupted_run_states_the_interruption_before_its_numbers(
+    tmp_path: Path,
+) -> None:
     summary = run_in_virtual_time(tmp_path / "run", "met")
     interrupted = msgspec.structs.replace(
         summary, run=msgspec.structs.replace(summary.run, state="interrupted")
@@ -94,7 +96,7 @@ def test_latencies_of_an_invalid_run_are_marked(tmp_path: Path) -> None:
     assert UNRELIABLE_LATENCY_TITLE not in render_brief(valid)
 
 
-def test_unsustained_load_without_overload_names_its_reason(tmp_path: Path) -> None:
+def test_the_output_names_the_reason_of_an_unsustained_load(tmp_path: Path) -> None:
     summary = run_in_virtual_time(tmp_path / "run", "met")
     grows = Sustainable(sustained=False, code="grows", reason="TTFT grows")
 
@@ -103,7 +105,7 @@ def test_unsustained_load_without_overload_names_its_reason(tmp_path: Path) -> N
     assert "Not sustainable: TTFT grows." in output and "not stable" in output
 
 
-def test_embeddings_have_only_end_to_end_latency(tmp_path: Path) -> None:
+def test_the_output_of_embeddings_has_only_end_to_end_latency(tmp_path: Path) -> None:
     summary = run_in_virtual_time(tmp_path / "run", "met")
     run = msgspec.structs.replace(summary.run, stream=False, api="embeddings")
 

@@ -52,7 +52,7 @@ def text_of(status: LiveStatus, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_numbers_since_the_start_are_those_of_the_summary() -> None:
+def test_numbers_of_the_dashboard_since_the_start_equal_those_of_the_summary() -> None:
     records = rows(1, 800)
     fail(records, 0.05)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 5),))
@@ -70,7 +70,7 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
     assert status.error_counts.sum() == summary.requests.failed
 
 
-def test_recent_numbers_cover_the_last_seconds_only() -> None:
+def test_recent_numbers_of_the_dashboard_cover_the_last_seconds_only() -> None:
     records = rows(2, 900)
     now_s = float(records["due_ns"].max()) / 1e9 - 20  # in the middle of the load
     ended_records = records[records["done_ns"] <= now_s * 1e9]
@@ -85,7 +85,7 @@ def test_recent_numbers_cover_the_last_seconds_only() -> None:
     assert status.recent_span_s == RECENT_S
 
 
-def test_stage_time_left_and_worker_samples() -> None:
+def test_the_dashboard_has_the_current_stage_the_time_left_and_worker_samples() -> None:
     stages = (
         StagePlan(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S),
         StagePlan(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S),
@@ -107,7 +107,7 @@ def test_stage_time_left_and_worker_samples() -> None:
     assert status.load_left_s == 0.0
 
 
-def test_objectives_are_judged_since_the_start() -> None:
+def test_the_dashboard_judges_objectives_since_the_start() -> None:
     records = rows(3, 600)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 1000), Term(metric="tpot", limit_ns=S)))
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
@@ -118,7 +118,7 @@ def test_objectives_are_judged_since_the_start() -> None:
     assert empty.attainment is None
 
 
-def test_queue_and_cache_of_the_servers_are_their_last_samples() -> None:
+def test_the_dashboard_prints_the_last_samples_of_queue_and_cache() -> None:
     status = LiveStatus(run_fixtures.manifest("r", 600))
     for second in range(1, 100):
         status.add_server_samples(
@@ -135,7 +135,7 @@ def test_queue_and_cache_of_the_servers_are_their_last_samples() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
+def test_the_dashboard_prints_every_quantity_within_the_terminal_width(width: int) -> None:
     records = rows(4, 600)
     fail(records, 0.1)
     status = status_of(records, 30.0)
@@ -160,7 +160,7 @@ def test_a_dashboard_without_records_is_rendered() -> None:
     assert "- / -" in text_of(status)
 
 
-def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None:
+def test_an_incomplete_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None:
     records = rows(5, 30)
     run_dir = run_fixtures.write(tmp_path / "r", records)
     tail = Tail(run_dir)
@@ -189,13 +189,13 @@ def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None
     tail.close()
 
 
-def test_a_snapshot_shows_what_is_in_the_record_log(tmp_path: Path) -> None:
+def test_a_snapshot_of_the_dashboard_counts_the_requests_in_the_record_log(tmp_path: Path) -> None:
     run_dir = run_fixtures.write(tmp_path / "r", rows(6, 200))
     assert "200/200" in snapshot(run_dir)
 
 
 @pytest.mark.processes
-def test_the_process_renders_on_a_terminal_until_its_standard_input_ends(tmp_path: Path) -> None:
+def test_the_dashboard_process_renders_until_its_standard_input_ends(tmp_path: Path) -> None:
     run_dir = run_fixtures.write(tmp_path / "r", rows(6, 200))
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "loadgen.runs.dashboard", str(run_dir)]
@@ -216,7 +216,7 @@ def test_the_process_renders_on_a_terminal_until_its_standard_input_ends(tmp_pat
 
 
 @pytest.mark.processes
-def test_the_view_of_a_run_that_has_ended_closes(tmp_path: Path) -> None:
+def test_the_dashboard_of_a_run_that_has_ended_closes(tmp_path: Path) -> None:
     live = Dashboard(run_fixtures.write(tmp_path / "r", rows(7, 20)))
     live.close()
     assert live._process.returncode == 0

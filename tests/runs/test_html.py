@@ -90,7 +90,7 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
     ],
     ids=["valid", "simulated", "late client", "errors", "interrupted", "cut off"],
 )
-def test_notices_precede_the_result(
+def test_notices_of_a_page_precede_the_result(
     records: np.ndarray, changes: dict[str, object], expected: list[str]
 ) -> None:
     summary = summary_of(records, **changes)
@@ -121,7 +121,7 @@ def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(
     assert ("SLO missed" in describe_result(summary)) is is_missed
 
 
-def test_met_slo_on_too_few_samples_says_how_many_are_needed() -> None:
+def test_a_met_slo_on_too_few_samples_states_the_needed_number() -> None:
     few = describe_result(summary_of(rows(1, 300)))
     enough = describe_result(summary_of(rows(1, 700)))
 
@@ -130,7 +130,7 @@ def test_met_slo_on_too_few_samples_says_how_many_are_needed() -> None:
     assert "needs" not in enough
 
 
-def test_missed_slo_names_value_and_limit() -> None:
+def test_a_missed_slo_states_its_value_and_limit() -> None:
     summary = summary_of(rows(1, 300, slower=20))
 
     result = describe_result(summary)
@@ -138,7 +138,7 @@ def test_missed_slo_names_value_and_limit() -> None:
     assert re.match(r"SLO missed: .* [\d,]+ ms, limit 20,000 ms", result)
 
 
-def test_value_just_above_its_limit_is_shown_with_enough_digits() -> None:
+def test_a_value_just_above_its_limit_is_printed_with_enough_digits() -> None:
     summary = summary_of(rows(1, 300, slower=20))
     terms = [term for term in summary.goodput.slo if term.met is False]
     missed = [msgspec.structs.replace(term, value_ms=term.limit_ms + 0.03) for term in terms]
@@ -149,19 +149,19 @@ def test_value_just_above_its_limit_is_shown_with_enough_digits() -> None:
     assert "20,000.03 ms" in result
 
 
-def test_run_without_slo_says_how_many_requests_succeeded() -> None:
+def test_the_result_of_a_run_without_slo_states_how_many_requests_succeeded() -> None:
     result = describe_result(summary_of(rows(1, 300), slo=None))
 
     assert "300 of 300 requests" in result and "(100 %)" in result
 
 
-def test_percentile_that_falls_on_a_request_without_response_has_no_value() -> None:
+def test_a_percentile_that_falls_on_a_request_without_response_has_no_value() -> None:
     result = describe_result(summary_of(failing(rows(1, 300))))
 
     assert result.startswith("SLO missed") and "without a response" in result
 
 
-def test_tile_on_too_few_samples_is_marked() -> None:
+def test_a_tile_with_too_few_samples_for_its_percentile_is_marked() -> None:
     few_tile = headline_tiles(summary_of(rows(1, 300)))[0]  # p99 needs 662 samples
     assert few_tile.value.startswith("~") and "too few samples for p99" in few_tile.note
     assert not headline_tiles(summary_of(rows(1, 700)))[0].value.startswith("~")
@@ -194,7 +194,7 @@ def test_a_curve_ends_at_the_highest_supported_percentile() -> None:
     assert percentile_curves.highest_supported_position(1) == 0
 
 
-def test_points_of_a_curve_are_samples() -> None:
+def test_points_of_a_percentile_curve_are_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
     percentile_curve = percentile_curves.curve_of_values("x", values)
 
@@ -207,7 +207,7 @@ def test_points_of_a_curve_are_samples() -> None:
     assert percentile_curves.curve_of_values("x", np.full(3, UNDEFINED)) is None
 
 
-def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
+def test_the_number_in_flight_is_the_exact_mean_of_each_bin() -> None:
     records = rows(3, 40)
     bins = run_data.compute_chart_data(run_fixtures.manifest("r", 40), records).load.in_flight
     width = round(bins.width_s * S)
@@ -219,7 +219,7 @@ def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
         assert bins.series["in flight"][i] == pytest.approx(busy / width, rel=1e-3, abs=1e-6)
 
 
-def test_quantiles_over_time_are_those_of_each_bin() -> None:
+def test_quantiles_over_time_equal_those_of_each_bin() -> None:
     columns = Columns(rows(4, 2000))
     bins = run_data.quantiles_over_time(
         columns["due_ns"], columns.measure("ttft"), columns.has_status(0), 220.0
@@ -229,7 +229,7 @@ def test_quantiles_over_time_are_those_of_each_bin() -> None:
     assert bins.series["max"][3] == pytest.approx(inside[-1] / 1e6, rel=1e-3)
 
 
-def test_counts_of_loads_tokens_and_errors_add_up() -> None:
+def test_counts_of_requests_tokens_and_errors_in_charts_equal_those_of_the_records() -> None:
     records = rows(5, 400)
     fail(records, 0.2)
     gaps, timeline = run_fixtures.gaps_of(records)
@@ -324,7 +324,7 @@ def test_untrusted_text_is_escaped_in_the_page(tmp_path: Path) -> None:
     assert text.count("</script>") == 2
 
 
-def test_run_without_records_has_a_page() -> None:
+def test_a_run_without_records_has_a_page() -> None:
     text = run_page.render(
         summary_of_rows(rows(1, 0)), None, run_data.compute_chart_data(RunManifest(), rows(1, 0))
     )
@@ -334,7 +334,7 @@ def test_run_without_records_has_a_page() -> None:
     assert Histogram().distribution().count == 0
 
 
-def test_several_targets_have_the_table_of_a_rack() -> None:
+def test_a_run_with_several_targets_has_a_table_of_nodes() -> None:
     records = rows(9, 900)
     records["target"] = np.arange(900) % 3
     nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
@@ -372,7 +372,7 @@ def test_the_page_has_every_section(tmp_path: Path) -> None:
         assert part in text
 
 
-def test_the_command_writes_the_page_beside_the_run(
+def test_the_report_command_writes_the_page_into_the_run_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_fixtures.write(tmp_path / "r")
@@ -415,7 +415,7 @@ def test_a_killed_run_is_reported_up_to_its_last_record(
         (None, "not the folder of a run"),
     ],
 )
-def test_a_path_without_a_run_is_an_error(
+def test_a_report_of_a_path_without_a_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected_text: str
 ) -> None:
     if text is not None:
@@ -425,7 +425,7 @@ def test_a_path_without_a_run_is_an_error(
 
 
 @pytest.mark.processes
-def test_damaged_records_and_mixed_runs_are_errors(
+def test_a_report_of_damaged_records_or_mixed_runs_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = run_fixtures.write(tmp_path / "both" / "a")
@@ -510,7 +510,7 @@ def test_a_browser_reports_no_error_and_renders_every_chart(
 
 
 @pytest.mark.processes
-def test_texts_in_charts_do_not_overlap(browser: Browser, page_file: Path) -> None:
+def test_texts_in_charts_of_the_page_do_not_overlap(browser: Browser, page_file: Path) -> None:
     for view_options in ({}, {"width": 390, "height": 844}):
         browser.set_view(**view_options)
         browser.open(page_file)
@@ -527,7 +527,7 @@ def test_texts_in_charts_do_not_overlap(browser: Browser, page_file: Path) -> No
 
 
 @pytest.mark.processes
-def test_letters_are_readable_on_a_phone(browser: Browser, page_file: Path) -> None:
+def test_text_of_the_page_is_readable_on_a_phone(browser: Browser, page_file: Path) -> None:
     browser.set_view(width=390, height=844)
     browser.open(page_file)
     sizes = browser.evaluate(
@@ -542,7 +542,7 @@ def test_letters_are_readable_on_a_phone(browser: Browser, page_file: Path) -> N
 
 
 @pytest.mark.processes
-def test_dark_mode_follows_the_system_and_the_theme_button(
+def test_the_dark_mode_of_the_page_follows_the_system_and_the_theme_button(
     browser: Browser, page_file: Path
 ) -> None:
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
@@ -559,7 +559,9 @@ def test_dark_mode_follows_the_system_and_the_theme_button(
 
 
 @pytest.mark.processes
-def test_the_page_can_be_printed(browser: Browser, page_file: Path) -> None:
+def test_the_page_is_printed_on_few_sheets_with_a_white_background(
+    browser: Browser, page_file: Path
+) -> None:
     browser.set_view()
     browser.open(page_file)
     data = browser.pdf()
@@ -575,7 +577,7 @@ def test_the_page_can_be_printed(browser: Browser, page_file: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_legend_hides_a_line_and_the_pointer_shows_its_values(
+def test_the_legend_hides_a_line_and_the_pointer_displays_its_values(
     browser: Browser, page_file: Path
 ) -> None:
     browser.set_view()
@@ -598,7 +600,9 @@ def test_the_legend_hides_a_line_and_the_pointer_shows_its_values(
 
 
 @pytest.mark.processes
-def test_the_browser_reports_requests_and_script_errors(browser: Browser, tmp_path: Path) -> None:
+def test_the_test_browser_reports_requests_and_script_errors(
+    browser: Browser, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.html"
     path.write_text(
         "<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>"
@@ -612,7 +616,9 @@ def test_the_browser_reports_requests_and_script_errors(browser: Browser, tmp_pa
 
 
 @pytest.mark.processes
-def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Path) -> None:
+def test_the_security_policy_of_a_page_blocks_external_images(
+    browser: Browser, tmp_path: Path
+) -> None:
     sheet = page.Page("x", "x")
     sheet.add_html("<img src='http://example.invalid/x.png'>")
     path = tmp_path / "asks.html"
@@ -621,7 +627,7 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
     assert any("Content Security Policy" in text for text in browser.complaints)
 
 
-def test_curves_from_send_and_due_times_are_shared_if_no_send_is_late() -> None:
+def test_curves_from_send_and_due_times_share_their_values_if_no_send_is_late() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     records = rows(2, 50)
     late_percentile_curves_by_name = run_data.compute_chart_data(

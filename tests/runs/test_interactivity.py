@@ -36,7 +36,7 @@ def sweep_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output_dir
 
 
-def test_summary_has_interactivity_by_each_definition(sweep_dir: Path) -> None:
+def test_the_summary_has_interactivity_by_each_definition(sweep_dir: Path) -> None:
     summary = json.loads((sweep_dir / "r5" / "summary.json").read_text("utf-8"))
 
     speeds = summary["interactivity"]
@@ -47,7 +47,9 @@ def test_summary_has_interactivity_by_each_definition(sweep_dir: Path) -> None:
     assert speeds["agentx"] < speeds["tpot50"]
 
 
-def test_table_of_sweep_and_csv_have_all_definitions(sweep_dir: Path) -> None:
+def test_the_table_and_the_csv_of_a_sweep_have_interactivity_by_all_definitions(
+    sweep_dir: Path,
+) -> None:
     header, first_row, _ = (sweep_dir / "curve.csv").read_text("utf-8").splitlines()
     cell_by_column = dict(zip(header.split(","), first_row.split(","), strict=True))
 
@@ -60,7 +62,7 @@ def test_table_of_sweep_and_csv_have_all_definitions(sweep_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_report_draws_pareto_chart_by_chosen_definition(
+def test_the_report_draws_the_pareto_chart_by_the_selected_definition(
     sweep_dir: Path, definition: tuple[str, str, str]
 ) -> None:
     name, formula, _ = definition
@@ -72,12 +74,12 @@ def test_report_draws_pareto_chart_by_chosen_definition(
     assert f"tokens/s per user ({formula})" in page
 
 
-def test_report_of_a_run_refuses_the_choice_of_a_pareto_chart(sweep_dir: Path) -> None:
+def test_the_report_of_a_run_refuses_the_interactivity_option(sweep_dir: Path) -> None:
     arguments = ["report", str(sweep_dir / "r5"), "--interactivity", "agentx", "--no-html"]
     assert exits(*arguments) == 2
 
 
-def test_pareto_front_depends_on_the_definition() -> None:
+def test_the_pareto_front_depends_on_the_definition_of_interactivity() -> None:
     # At the higher throughput, half of the requests are slower and the tail is faster.
     points = [
         make_load_point_result(
@@ -105,6 +107,6 @@ def test_pareto_front_depends_on_the_definition() -> None:
     assert [point.on_pareto_front for point in by_endpoints] == [False, True]
 
 
-def test_unknown_latencies_are_left_out_of_the_text() -> None:
+def test_the_text_of_interactivity_omits_unknown_values() -> None:
     assert describe_interactivity(Interactivity()) == ""
     assert describe_interactivity(Interactivity(endpoints=25.0)) == "25.0 tok/s (MLPerf Endpoints)"

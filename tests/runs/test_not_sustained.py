@@ -24,7 +24,7 @@ def overloaded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_that_was_not_sustained_says_so_in_junit_and_in_the_list(
+def test_junit_and_the_list_of_results_mark_a_run_that_was_not_sustained(
     overloaded: Path,
 ) -> None:
     summary = read_summary(overloaded)

@@ -144,14 +144,14 @@ def test_repeats_without_a_valid_run_keep_their_means_and_are_invalid() -> None:
     assert all(len(repeated_metric.values) == 2 for repeated_metric in summary.metrics)
 
 
-def test_auto_repeats_until_enough_runs_are_valid() -> None:
+def test_automatic_repeats_continue_until_enough_runs_are_valid() -> None:
     alike = summaries(1, 1, 1)
     auto = Repetition(count=None, most=6, precision=0.05)
     assert not auto.is_complete([alike[0], alike[1], invalid(alike[2])])
     assert auto.is_complete([*alike, invalid(alike[2])])
 
 
-def test_one_run_has_no_interval() -> None:
+def test_a_single_run_has_no_confidence_interval() -> None:
     summary = summarize_repeats([NamedSummary("r1", summaries(1)[0])])
     assert all(
         repeated_metric.low is None
@@ -162,7 +162,7 @@ def test_one_run_has_no_interval() -> None:
     assert "no confidence interval" in render_repeats(summary, summaries(1))
 
 
-def test_auto_repeats_end_at_the_precision_or_at_the_maximum() -> None:
+def test_automatic_repeats_end_at_the_precision_or_at_the_maximum() -> None:
     alike = summaries(1, 1, 1)
     apart = summaries(1, 2, 3, by=(0.8, 1.0, 1.3))
     auto = Repetition(count=None, most=4, precision=0.05)
@@ -305,7 +305,7 @@ levels:
 """
 
 
-def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
+def test_repeats_of_a_contract_level_are_stored_judged_and_bundled(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT)
     checked = load_contract(tmp_path / "c.yaml", env={})
     messages: list[str] = []

@@ -34,7 +34,7 @@ def render_run_table(summaries: list[Summary]) -> str:
 
 
 @pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])
-def test_lines_fit_the_width_and_color_changes_no_text(summary: Summary) -> None:
+def test_lines_of_a_report_fit_the_width_and_color_changes_no_text(summary: Summary) -> None:
     plain = text.render(summary)
     assert (
         max(map(cell_len, plain.splitlines()[1:])) <= WIDTH
@@ -76,15 +76,15 @@ def test_a_run_on_one_gpu_uses_the_singular() -> None:
         assert "'s' if" not in source.read_text("utf-8"), f"{source}: format.counted"
 
 
-def test_full_report_of_a_valid_run() -> None:
+def test_the_full_report_of_a_valid_run_equals_the_stored_text() -> None:
     check_golden("run_full_rag", text.render(RAG))
 
 
-def test_full_report_of_an_invalid_run() -> None:
+def test_the_full_report_of_an_invalid_run_equals_the_stored_text() -> None:
     check_golden("run_full_api", text.render(API))
 
 
-def test_columns_of_latencies_are_right_aligned() -> None:
+def test_columns_of_the_latency_table_are_right_aligned() -> None:
     lines = text.render(RAG).splitlines()
     head = lines[lines.index("Latency") + 1]
     ttft = next(line for line in lines if line.startswith("TTFT  "))
@@ -94,7 +94,7 @@ def test_columns_of_latencies_are_right_aligned() -> None:
     assert ttft.index("425") == head.index("p99")
 
 
-def test_rate_of_tasks_is_not_the_rate_of_their_requests() -> None:
+def test_the_report_distinguishes_the_rate_of_tasks_from_that_of_their_requests() -> None:
     tasks = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
     load = replace(RAG.load, arrival="poisson 5/s", offered_rps=19.0)
 
@@ -117,7 +117,7 @@ BUSY = {"remedy": "other_processes", "worker": 0, "waited_share": 0.4, "at_s": 7
 
 
 @pytest.mark.parametrize(("remedy", "busy"), [(BUSY, True), ({"remedy": "lower_load"}, False)])
-def test_run_on_a_busy_host_keeps_its_counts_and_is_not_red(
+def test_the_report_of_a_run_on_a_busy_host_has_its_counts_and_no_red_text(
     remedy: dict[str, Any], busy: bool
 ) -> None:
     late_reason_code = ReasonCode(code="sent_late", values=LATE | remedy)
@@ -130,7 +130,7 @@ def test_run_on_a_busy_host_keeps_its_counts_and_is_not_red(
     assert ("\x1b[31mINVALID" in rendered_text) == (not busy)
 
 
-def test_host_is_not_to_blame_if_requests_failed_too() -> None:
+def test_a_busy_host_is_not_blamed_if_the_client_failed_too() -> None:
     late_reason_code = ReasonCode(code="sent_late", values=LATE | BUSY)
     failed = ReasonCode(
         code="client_failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01}
@@ -140,7 +140,7 @@ def test_host_is_not_to_blame_if_requests_failed_too() -> None:
     assert not is_host_busy(RAG.verdict)
 
 
-def test_simulation_is_named_in_the_first_word() -> None:
+def test_the_report_of_a_simulation_begins_with_the_word_simulated() -> None:
     simulated = replace(RAG, target=replace(RAG.target, simulated=True, name="simulated: gb300"))
 
     for full in (False, True):
@@ -151,11 +151,11 @@ def test_simulation_is_named_in_the_first_word() -> None:
 @pytest.mark.parametrize(
     ("state", "word"), [("interrupted", "INTERRUPTED"), ("cut_off", "CUT OFF")]
 )
-def test_report_of_an_unfinished_run_says_so(state: str, word: str) -> None:
+def test_the_report_of_an_unfinished_run_states_its_state(state: str, word: str) -> None:
     assert word in text.render(replace(RAG, run=replace(RAG.run, state=state)))
 
 
-def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
+def test_an_error_text_of_a_server_cannot_move_the_cursor_or_the_margin() -> None:
     kind = replace(API.requests.by_error["http_429"], first_text="\x1b[2J\r\nline\n" + "x" * 500)
     rendered_text = text.render(
         replace(API, requests=replace(API.requests, by_error={"http_429": kind}))
@@ -165,7 +165,7 @@ def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
     assert max(map(len, rendered_text.splitlines())) <= 100
 
 
-def test_table_of_runs_has_a_line_per_run() -> None:
+def test_the_table_of_runs_has_a_line_for_each_run() -> None:
     _, head, *rows, units, note = render_run_table([RAG, API]).splitlines()
 
     assert [row.split("  ")[0] for row in rows] == ["poisson 20/s", "16 in flight"]
@@ -175,7 +175,7 @@ def test_table_of_runs_has_a_line_per_run() -> None:
     assert note.startswith("~")
 
 
-def test_table_of_runs_names_the_window_of_a_run_without_steady_state() -> None:
+def test_the_table_of_runs_names_the_window_of_a_run_without_steady_state() -> None:
     summary = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
 
     table = " ".join(render_run_table([RAG, summary]).split())
@@ -183,7 +183,7 @@ def test_table_of_runs_names_the_window_of_a_run_without_steady_state() -> None:
     assert "for runs without one" in table
 
 
-def test_table_of_runs_says_that_one_was_simulated() -> None:
+def test_the_table_of_runs_is_marked_as_simulated_if_one_of_them_was() -> None:
     simulated = replace(RAG, target=replace(RAG.target, simulated=True))
 
     assert render_run_table([API, simulated]).startswith("SIMULATED")
@@ -215,7 +215,9 @@ def test_a_time_just_below_a_second_is_rounded_to_one_second() -> None:
         (24069.8, "24,070"),
     ],
 )
-def test_quantities_are_formatted_with_their_unit(value: float | None, expected_text: str) -> None:
+def test_quantities_are_formatted_with_significant_digits_or_a_bound(
+    value: float | None, expected_text: str
+) -> None:
     assert format.quantity(value) == expected_text
 
 
@@ -232,7 +234,9 @@ def test_quantities_are_formatted_with_their_unit(value: float | None, expected_
         (2.5, "250.0 %"),
     ],
 )
-def test_percentages_never_round_to_all_or_nothing(share: float | None, expected_text: str) -> None:
+def test_percentages_are_rounded_neither_to_0_nor_to_100(
+    share: float | None, expected_text: str
+) -> None:
     assert format.percent(share) == expected_text
 
 

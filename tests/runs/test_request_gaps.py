@@ -69,7 +69,7 @@ def agree(folder: Path) -> Gaps:
 
 
 @pytest.mark.parametrize("target", ["sim:gb300-vm", "sim:h200x8"])
-def test_gaps_in_virtual_time_are_exact(tmp_path: Path, target: str) -> None:
+def test_stored_gaps_of_a_virtual_run_are_exact(tmp_path: Path, target: str) -> None:
     flags = {"request_rate": "40", "num_requests": "300"}
     gaps_run_dir, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
     gaps_ns_by_slot = agree(gaps_run_dir)
@@ -96,7 +96,7 @@ def test_gaps_in_virtual_time_are_exact(tmp_path: Path, target: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
-def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers: int) -> None:
+def test_stored_gaps_over_http_equal_those_of_the_server_log(tmp_path: Path, workers: int) -> None:
     """A busy host delays sends after logging, so only half of the gaps must agree within 25 %."""
     endpoint = shared(Options(ttft="5ms", itl="8ms", log_events="all", log_bodies=True))
     folder = ran(tmp_path, PLAIN, endpoint.url, workers=workers, num_requests="40", concurrency="4")
@@ -115,7 +115,7 @@ def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers:
     assert np.median(np.abs(np.concatenate(differences))) < 2_000_000
 
 
-def test_every_export_has_the_gaps(
+def test_every_export_has_the_stored_gaps(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="50", concurrency="4")
@@ -171,7 +171,7 @@ def test_every_export_has_the_gaps(
         assert back.metrics[name] == pytest.approx(written_foreign_result.metrics[name])
 
 
-def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_bundle_has_the_stored_gaps_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="20", concurrency="4")
     bundle = tmp_path / "run.zip"
     assert exits("bundle", folder, "-o", bundle) == exits("verify", bundle) == 0
@@ -182,7 +182,7 @@ def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> No
         request_gaps.read_request_gaps(folder)
 
 
-def test_gaps_are_read_up_to_where_a_worker_was_killed(tmp_path: Path) -> None:
+def test_gaps_of_a_killed_worker_are_read_up_to_its_last_complete_request(tmp_path: Path) -> None:
     """By two workers; the file is made in parts that are smaller than a request."""
     for worker in (0, 1):
         record_log = RecordLog(tmp_path, worker)
@@ -213,7 +213,7 @@ def test_gaps_are_read_up_to_where_a_worker_was_killed(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_without_stored_gaps_has_none(tmp_path: Path) -> None:
+def test_a_run_that_does_not_store_gaps_has_no_file_of_gaps(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", "raw", num_requests="5", concurrency="1")
     assert request_gaps.read_request_gaps(folder) is None and not (folder / "gaps").exists()
     stored = request_gaps.read_run_with_gaps(folder)
@@ -221,7 +221,7 @@ def test_a_run_without_stored_gaps_has_none(tmp_path: Path) -> None:
     assert "inter_chunk_ms" not in loadgen.load(folder).frame("pyarrow").column_names
 
 
-def test_without_a_gap_the_file_is_empty(tmp_path: Path) -> None:
+def test_the_file_of_gaps_is_empty_if_each_response_has_one_token(tmp_path: Path) -> None:
     """Of a run whose answers have one token each: they were kept, and there are none."""
     text = "requests: {input_tokens: 8, output_tokens: 1}"
     assert (

@@ -71,7 +71,7 @@ def outputs(out: Path, summary: Summary) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("reported_tokens", [20, 7, 0, 100_000_000])
-def test_counts_that_contradict_the_stream_are_not_believed(
+def test_token_counts_that_contradict_the_stream_are_withheld(
     tmp_path: Path, reported_tokens: int
 ) -> None:
     summary = run(tmp_path / "r", f"wrong_count@{reported_tokens}", slo=("tpot:1s:p90",))
@@ -96,7 +96,7 @@ def test_counts_that_contradict_the_stream_are_not_believed(
     assert_in_every_output(caveat_of(summary, "withheld"), tmp_path / "r", summary)
 
 
-def test_unknown_token_counts_are_not_compared() -> None:
+def test_unknown_token_counts_are_not_compared_with_those_of_the_server() -> None:
     served = ServerTotals(pages=(), output_tokens=4_800, client_output_tokens=None)
 
     count, *_ = describe_server(served)
@@ -104,7 +104,7 @@ def test_unknown_token_counts_are_not_compared() -> None:
     assert count.startswith("4,800 output tokens counted by the server")
 
 
-def test_correct_token_counts_may_differ_slightly(tmp_path: Path) -> None:
+def test_token_counts_that_differ_by_end_tokens_are_accepted(tmp_path: Path) -> None:
     summary = run(tmp_path / "r", "wrong_count@42")  # of 40: two end tokens
     assert "tokens" not in summary.withheld_metrics and summary.tokens.output == 42 * 60
 
@@ -127,7 +127,7 @@ def test_responses_without_a_time_span_have_no_tpot(tmp_path: Path, fault: str, 
     assert_in_every_output(term.undecided, tmp_path / "r", summary)
 
 
-def test_shortened_responses_are_a_caveat_with_its_number(tmp_path: Path) -> None:
+def test_shortened_responses_are_a_caveat_with_the_missing_tokens(tmp_path: Path) -> None:
     summary = run(tmp_path / "r", "clamp@13")
     assert says(summary.verdict.caveat_codes, "shortened", got=13 * 60, asked=40 * 60)
     assert_in_every_output(caveat_of(summary, "shortened"), tmp_path / "r", summary)
@@ -151,7 +151,7 @@ def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
     assert "INVALID, SLO NOT JUDGED" in outcome.render_markdown([("r", summary)])
 
 
-def test_requests_that_the_server_failed_are_a_missed_slo_of_a_valid_run(tmp_path: Path) -> None:
+def test_failures_of_the_server_miss_the_slo_and_leave_the_run_valid(tmp_path: Path) -> None:
     records = rows(1, 300)
     fail(records, 0.3)
     summary = kind.load(write(tmp_path / "r", records)).summary
