@@ -32,13 +32,13 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_a_tier_limits_ttft_and_the_time_per_output_token() -> None:
+def test_a_tier_limits_ttft_and_tpot() -> None:
     assert tier_objectives("20:10s") == ("ttft:10s:p95", "tpot:50.000000ms:p75")
     assert tier_objectives("180:3s") == ("ttft:3s:p95", "tpot:5.555556ms:p75")
 
 
 @pytest.mark.parametrize("tier", ["20", "0:10s", "fast:10s", "20:10", "20:1.2.3s", "-20:10s"])
-def test_what_is_no_tier_is_refused(tier: str) -> None:
+def test_an_invalid_tier_is_refused(tier: str) -> None:
     with refused(UserError, "invalid_value"):
         tier_objectives(tier)
 
@@ -54,7 +54,7 @@ def test_a_search_divides_its_sessions_by_accelerators_and_power(searched: Path)
 
 
 @pytest.mark.commands
-def test_the_report_shows_the_quotients(searched: Path) -> None:
+def test_the_report_of_a_search_states_sessions_per_megawatt(searched: Path) -> None:
     opened = search_kind.load(searched)
     assert opened.unit == " sessions"
     report = search_kind.report(opened)
@@ -63,7 +63,7 @@ def test_the_report_shows_the_quotients(searched: Path) -> None:
 
 
 @pytest.mark.commands
-def test_the_stored_result_can_be_computed_again(searched: Path) -> None:
+def test_the_stored_agent_capacity_can_be_recomputed(searched: Path) -> None:
     files = {file.name: file for file in search_kind.regenerate(searched)}
     regenerated = json.loads(files["search.json"].data or b"")
     stored = json.loads((searched / "search.json").read_bytes())
@@ -80,7 +80,7 @@ def test_a_preset_has_the_published_power_of_all_its_gpus(
     assert load_preset(preset_name).provisioned_kw == pytest.approx(provisioned_kw)
 
 
-def test_the_power_of_a_preset_changes_no_run() -> None:
+def test_the_power_of_a_preset_does_not_change_its_identity() -> None:
     preset = load_preset("gb300-vm")
     hardware = preset.hardware.model_copy(update={"provisioned_kw": None})
     without_power = preset.model_copy(update={"hardware": hardware})
@@ -98,7 +98,7 @@ def test_without_a_system_file_the_power_of_the_preset_is_used(tmp_path: Path) -
 
 
 @pytest.mark.commands
-def test_measured_power_is_divided_as_well(searched: Path) -> None:
+def test_sessions_are_divided_by_measured_power_if_it_is_known(searched: Path) -> None:
     summary: Summary = search_kind.load(searched).runs[0].summary
     energy = EnergyUse(source="dcgm", watts=4_000.0)
     agents = compute_agent_capacity(10.0, msgspec.structs.replace(summary, energy=energy))
@@ -115,5 +115,5 @@ def test_measured_power_is_divided_as_well(searched: Path) -> None:
         (("search", "agentic", "--over", "sessions", "--tier", "20:10s"), 0),
     ],
 )
-def test_options_that_do_not_fit_are_refused(arguments: tuple[str, ...], code: int) -> None:
+def test_conflicting_options_of_a_tier_are_refused(arguments: tuple[str, ...], code: int) -> None:
     assert exits(*arguments, "--url", "sim:gb300-vm", "--dry-run") == code

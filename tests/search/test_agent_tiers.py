@@ -70,12 +70,14 @@ def test_the_table_has_the_result_of_the_search_at_each_tier(searched: Path) -> 
     assert stored[0]["sessions_per_provisioned_mw"] == 1000
 
 
-def test_a_terminal_shows_few_lines(searched: Path) -> None:
+def test_the_report_of_tiers_has_few_lines_on_a_terminal(searched: Path) -> None:
     lines = text.render(create_report(load(searched))).splitlines()
     assert len(lines) <= MAX_LINES
 
 
-def test_file_report_and_list_agree(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_report_and_list_of_tiers_agree(
+    searched: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits("report", searched, "--json", "--no-html") == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((searched / "tiers.json").read_bytes())
@@ -87,7 +89,7 @@ def test_file_report_and_list_agree(searched: Path, capsys: pytest.CaptureFixtur
     assert "at least 8 at 10:10s" in listed.reported_outcome
 
 
-def test_each_tier_is_a_search_of_its_own(searched: Path) -> None:
+def test_each_tier_is_stored_as_a_separate_search(searched: Path) -> None:
     search = loadgen.load(searched / name_tier_folder(EASY))
     assert isinstance(search, OpenedResult)
     assert search.kind == "search" and search.exit_code() == 0
@@ -166,7 +168,7 @@ def test_options_of_several_tiers_are_checked_before_the_first_trial(
     assert exits("search", "agentic", "--url", "sim:gb300-vm", *options, "--dry-run") == code
 
 
-def test_a_folder_with_other_results_is_refused(searched: Path) -> None:
+def test_a_folder_with_other_results_is_refused_for_tiers(searched: Path) -> None:
     other_tiers = ("--tier", EASY, "--tier", "20:10s")
     load_options = ("--url", "sim:gb300-vm", "--over", "sessions", *other_tiers)
     assert exits("search", "agentic", *load_options, "-o", searched) == 2
@@ -174,7 +176,7 @@ def test_a_folder_with_other_results_is_refused(searched: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["../other", "tier-60-5s", "/etc"])
-def test_a_folder_name_of_another_person_leads_nowhere_else(copied: Path, folder: str) -> None:
+def test_a_tier_folder_outside_the_results_is_refused(copied: Path, folder: str) -> None:
     content = json.loads((copied / "tiers.json").read_bytes())
     content["tiers"][0]["folder"] = folder
     (copied / "tiers.json").write_text(json.dumps(content))
@@ -182,7 +184,7 @@ def test_a_folder_name_of_another_person_leads_nowhere_else(copied: Path, folder
         agent_tiers.read_tiers(copied)
 
 
-def test_several_tiers_are_no_side_of_a_comparison(searched: Path) -> None:
+def test_several_tiers_are_refused_as_a_side_of_a_comparison(searched: Path) -> None:
     with refused(UserError, "unsupported"):
         agent_tiers_kind.compare_side(searched)
 
@@ -193,7 +195,7 @@ def test_a_tier_that_is_repeated_is_refused() -> None:
         check_tiers([EASY, f" {EASY}"])
 
 
-def test_options_are_removed_with_their_values() -> None:
+def test_options_are_removed_from_a_command_with_their_values() -> None:
     arguments = ["search", "x", "--tier", "1:1s", "--tier=2:1s", "-oout", "--force", "--low", "2"]
     remaining = remove_options(arguments, {"--tier", "--out", "-o"}, {"--force"})
     assert remaining == ["search", "x", "--low", "2"]

@@ -62,7 +62,7 @@ def test_capacity_cost_and_size_warn_of_repeated_rows(
     assert "other_work" in [code["code"] for code in size["note_codes"]]
 
 
-def test_a_run_warns_of_replicas_that_come_during_a_trial(tmp_path: Path) -> None:
+def test_a_replica_that_is_added_during_a_trial_causes_a_warning(tmp_path: Path) -> None:
     (tmp_path / "scales_out.yaml").write_text(SCALES_OUT)
     folder = tmp_path / "s"
     url = ("--url", f"sim:{tmp_path / 'scales_out.yaml'}")

@@ -59,7 +59,7 @@ def request_counts(**errors: tuple[int, str]) -> RequestCounts:
         ("http_5xx", "HTTP 503: Service Unavailable", False),
     ],
 )
-def test_a_spent_quota_and_a_rate_limit_are_refusals_and_an_overload_is_not(
+def test_a_spent_quota_and_a_rate_limit_are_refusals_unlike_an_overload(
     kind: str, text: str, is_refusal: bool
 ) -> None:
     many_request_counts, few_request_counts = (

@@ -24,7 +24,7 @@ from loadgen.search.search_settings import (
 pytestmark = pytest.mark.commands
 
 
-def test_the_interval_covers_the_capacity_and_the_result_is_precise() -> None:
+def test_the_result_is_precise_and_its_interval_covers_the_capacity() -> None:
     covered = near = 0
     for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
         theta = 100 * 2 ** float(seeds.generator(seed, "theta").uniform(-0.8, 0.8))
@@ -41,7 +41,7 @@ def test_the_interval_covers_the_capacity_and_the_result_is_precise() -> None:
     assert near >= 27
 
 
-def test_a_bracket_is_found_by_doubling_and_halving() -> None:
+def test_a_search_brackets_the_capacity_by_doubling_and_halving() -> None:
     up = LoadSearch(SearchSettings(low=0.1, high=1000, start=10))
 
     assert [add_outcome(up, outcome).load for outcome in ("under", "under", "over")] == [10, 20, 40]
@@ -160,7 +160,7 @@ def test_a_search_ends_at_its_limit_of_trials_or_time(limits: dict[str, Any], re
     assert search.result.interval is not None
 
 
-def test_near_a_load_that_failed_no_trial_passes_early() -> None:
+def test_a_trial_near_a_failed_load_cannot_pass_early() -> None:
     search = LoadSearch(SearchSettings(low=80, high=120, precision=0.03))
     add_outcome(search, "over")
     trial = search.next_trial()

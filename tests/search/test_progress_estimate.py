@@ -155,7 +155,7 @@ def test_estimates_of_longer_trials_follow_from_those_that_failed() -> None:
     assert all(0.5 <= ratio <= 2 for ratio in ratios[2:]), "from the first that failed on"
 
 
-def test_a_first_load_far_from_the_capacity_needs_few_trials_to_a_bracket() -> None:
+def test_a_first_load_far_from_the_capacity_is_bracketed_in_few_trials() -> None:
     """Steps grow while all loads held, or all missed: one three times too high took seven."""
     for true_load, most in ((33.0, 5), (300.0, 5), (95.0, 2)):
         search = LoadSearch(

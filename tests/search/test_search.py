@@ -95,7 +95,7 @@ def test_the_unit_of_a_load_states_what_it_counts(
     assert under_the_table.startswith(f"Load: {unit.strip()}. Latencies")
 
 
-def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
+def test_the_plan_of_a_search_states_its_rules(tmp_path: Path) -> None:
     plan = experiment.ExperimentPlan(
         command_name="search",
         load_kind="request_rate",
@@ -127,7 +127,7 @@ def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     assert mlperf_sections.create_extra_sections(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
-def test_a_search_whose_endpoint_is_gone_keeps_its_result(
+def test_a_search_whose_server_stops_reports_its_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from loadgen.core.errors import TargetError
@@ -221,7 +221,7 @@ def test_a_search_is_resumed_without_its_options(
         ("sweep", "--request-rate", "1"),
     ],
 )
-def test_options_that_change_requests_make_another_experiment(
+def test_options_that_change_requests_are_refused_in_the_same_folder(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     command: tuple[str, ...],
@@ -357,7 +357,7 @@ def test_an_invalid_precision_is_refused(command_line: str) -> None:
         (15.6, 1.0, True, ""),
     ],
 )
-def test_a_trial_shorter_than_its_responses_is_noted(
+def test_a_trial_shorter_than_its_responses_causes_a_note(
     spent_s: float, lengths: float, early: bool, says: str
 ) -> None:
     """Responses of qa take 28 s: trials of five seconds found 450/s where 135/s is true."""

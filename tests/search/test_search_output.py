@@ -29,7 +29,7 @@ MAX_LINES_OF_SEARCH = 10
         ("repeated_sweep", ("sweep", *QA, "-d", "20s", "-c", "8,64", "--repeat", "2")),
     ],
 )
-def test_default_output_is_short(
+def test_the_default_output_of_several_runs_is_short(
     name: str, command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exits(*command, "-o", tmp_path / "results")
@@ -42,7 +42,9 @@ def test_default_output_is_short(
         assert len(filled_lines) <= MAX_LINES_OF_SEARCH
 
 
-def test_full_output_has_every_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_full_output_of_a_search_has_every_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     exits(*SEARCH, "--full", "-o", tmp_path / "results")
 
     printed = capsys.readouterr().out

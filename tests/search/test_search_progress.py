@@ -21,7 +21,7 @@ def _count_trials(folder: Path) -> int:
     return len((folder / "probes.jsonl").read_bytes().splitlines())
 
 
-def test_a_pipe_gets_one_line_for_each_trial(
+def test_progress_in_a_pipe_has_one_line_for_each_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "s"
@@ -45,7 +45,7 @@ def test_plain_progress_also_reports_the_start_of_a_trial(
 
 
 @pytest.mark.parametrize("command", ["run", "search"])
-def test_a_terminal_gets_the_live_view(command: str) -> None:
+def test_progress_on_a_terminal_is_the_live_view(command: str) -> None:
     is_search = command == "search"
     leader, follower_fd = pty.openpty()
     with open(follower_fd, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):

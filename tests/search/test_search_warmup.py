@@ -88,7 +88,7 @@ def test_a_trial_without_a_warmup_has_no_warmup_load() -> None:
     assert trial == PlannedTrial(number=0, load=10, kind="bracket", may_pass_early=True)
 
 
-def test_a_trial_is_decided_as_long_after_its_warmup_as_without_one() -> None:
+def test_a_warmup_delays_the_decision_of_a_trial_by_its_length() -> None:
     goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * NS_PER_S),)))
     warmup_ns = 600 * NS_PER_S
     rows = np.sort(queue_rows(60, seed=1, length_s=300), order="done_ns")
@@ -118,7 +118,7 @@ def test_a_dry_run_counts_the_time_of_the_warmups(
     assert "at most 2 trials, 30 min 00 s" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_resumed_search_keeps_its_warmup(tmp_path: Path) -> None:
+def test_a_resumed_search_uses_its_stored_warmup(tmp_path: Path) -> None:
     output_dir = tmp_path / "s"
     options = ["--warmup", "2m", "--no-sustain", "--max-probes", "1", "-o", str(output_dir)]
     exits(*search_arguments(tmp_path, *options))
@@ -132,7 +132,7 @@ def test_a_resumed_search_keeps_its_warmup(tmp_path: Path) -> None:
     "options",
     [("--warmup", "20req"), ("--warmup", "1m", "--over", "concurrency")],
 )
-def test_a_warmup_is_a_time_and_for_an_open_loop(
+def test_a_warmup_by_requests_or_for_a_closed_loop_is_refused(
     tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(*search_arguments(tmp_path, *options, "-o", str(tmp_path / "s"))) == 2

@@ -122,7 +122,7 @@ def test_the_report_of_a_killed_search_has_the_command_that_resumes_it(
         ["--low", "8", "--high", "64", "--max-probes", "1"],
     ],
 )
-def test_a_stopped_search_sizes_no_machines(
+def test_cost_and_size_refuse_a_stopped_search_with_the_command_that_resumes_it(
     limit: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -254,7 +254,7 @@ def test_the_state_of_a_capacity_follows_from_the_end_of_its_search() -> None:
     ]
 
 
-def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> None:
+def test_text_and_file_agree_if_the_queue_grew_at_every_confirmation(tmp_path: Path) -> None:
     """Text and file name the longest sustained load, never a confirmed one that grew."""
     steady = passed_trial_at_20(tmp_path)
     trial = PlannedTrial(number=1, load=24.0, kind="confirm", may_pass_early=False)
@@ -475,7 +475,7 @@ def test_the_report_of_a_killed_search_states_the_bound_of_cost_and_size(
     assert stored.description in text_of_report
 
 
-def test_a_trial_too_short_to_show_growth_is_no_bound() -> None:
+def test_a_trial_too_short_to_detect_growth_is_no_bound() -> None:
     """A minute at 189.5/s passed, and "at least 189.5/s" was said where 141.8/s is sustained."""
     search = LoadSearch(
         SearchSettings(

@@ -97,7 +97,7 @@ def test_an_overload_is_not_a_capacity_if_no_objective_limits_the_wait(
     assert any(trial["code"] == "not_sustained" for trial in trials)
 
 
-def test_a_load_above_one_that_grew_is_never_the_capacity() -> None:
+def test_a_load_above_one_whose_queue_grew_is_never_the_capacity() -> None:
     """A trial at 90/s grows. Later trials up to 100/s pass, and do not count."""
 
     def server(trial: PlannedTrial) -> TrialResult:

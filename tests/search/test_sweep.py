@@ -92,13 +92,13 @@ def test_rates_are_parsed_as_a_list_or_a_series() -> None:
         ("1,2,3,...,999999", "does not reach"),
     ],
 )
-def test_texts_that_are_no_loads_are_refused(text: str, expected_text: str) -> None:
+def test_an_invalid_list_of_loads_is_refused(text: str, expected_text: str) -> None:
     with pytest.raises(UserError, match=expected_text):
         sweep.parse_loads(text, "--concurrency", "concurrency")
 
 
 @given(st.text("0123456789.,/s …", max_size=20))
-def test_any_text_is_a_list_of_loads_or_is_refused(text: str) -> None:
+def test_any_text_is_parsed_as_ascending_loads_or_refused(text: str) -> None:
     for kind in ("concurrency", "request_rate"):
         try:
             loads = sweep.parse_loads(text, "--x", kind)
@@ -502,7 +502,7 @@ def trial_result(number: int, folder: str, outcome: str = "under") -> TrialResul
     )  # type: ignore[arg-type]
 
 
-def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path: Path) -> None:
+def test_resuming_an_experiment_skips_its_invalid_and_removed_runs(tmp_path: Path) -> None:
     folder = tmp_path / "s"
 
     assert experiment.begin_experiment(folder, experiment_plan()) == []
@@ -536,7 +536,7 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
         ({"command_name": "search"}, "another sweep .* command"),
     ],
 )
-def test_another_experiment_is_refused_in_the_same_directory(
+def test_a_different_experiment_is_refused_in_the_same_directory(
     tmp_path: Path, changes: dict[str, object], expected_text: str
 ) -> None:
     experiment.begin_experiment(tmp_path / "s", experiment_plan())
@@ -544,7 +544,7 @@ def test_another_experiment_is_refused_in_the_same_directory(
         experiment.begin_experiment(tmp_path / "s", experiment_plan(**changes))
 
 
-def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
+def test_a_sweep_refuses_a_directory_with_other_results(tmp_path: Path) -> None:
     run_fixtures.write(tmp_path / "r", rows(1, 20))
 
     with pytest.raises(UserError, match=r"/r(\n|$)"):
@@ -602,7 +602,7 @@ def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(
     assert "different flags" in capsys.readouterr().err
 
 
-def test_a_load_point_that_was_killed_at_once_is_run_again(
+def test_a_load_point_that_was_killed_at_once_is_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run in which no task ended does not know what was promised of tasks."""
@@ -836,7 +836,7 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
         ("--concurrency", "8,512", "--num-requests", "200"),
     ],
 )
-def test_wrong_options_are_refused(
+def test_invalid_sweep_options_are_refused(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("sweep", "qa", *flags) == 2
@@ -844,7 +844,7 @@ def test_wrong_options_are_refused(
 
 
 @pytest.mark.processes
-def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
+def test_every_chart_of_a_sweep_page_has_points_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     curve = sweep_curve.build_curve(
@@ -875,7 +875,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
         ("run -c 2 -n 20 --repeat 2,pause=1s", "r1", "loadgen report {out} shows it"),
     ],
 )
-def test_a_sweep_whose_server_is_gone_keeps_its_runs(
+def test_a_sweep_whose_server_stops_reports_its_runs(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     command_line: str,

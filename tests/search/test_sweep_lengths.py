@@ -65,7 +65,7 @@ def test_load_points_of_a_plain_sweep_are_named_after_their_load_alone() -> None
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,", "1,1", "a", "1,-2", "1e3", "٣"])
-def test_texts_that_are_no_lengths_are_refused(text: str) -> None:
+def test_an_invalid_list_of_lengths_is_refused(text: str) -> None:
     with pytest.raises(UserError) as error:
         sweep.combine_point_groups(text, None, ())
     assert error.value.code in ("invalid_value", "duplicate")
@@ -136,7 +136,7 @@ def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
     assert [curve_point.on_pareto_front for curve_point in load_points] == [False, True, True, True]
 
 
-def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> None:
+def test_each_pair_of_lengths_has_a_separate_knee_and_best_load_point() -> None:
     curve = curve_of(
         load_point(500, 1, 10, 50, slo_met=True),
         load_point(500, 2, 40, 20, slo_met=False),
@@ -220,7 +220,7 @@ def test_the_exit_code_tells_a_missed_slo_from_a_curve_without_a_valid_load_poin
     assert sweep_curve.exit_code(curve_of(*points, other), strict=strict) == code
 
 
-def test_a_curve_of_one_group_is_split_into_itself() -> None:
+def test_splitting_a_curve_of_one_group_returns_the_curve() -> None:
     plain = msgspec.structs.replace(curve_of(load_point(1, 1, 1, 1)), groups=())
     assert plain.split() == [plain]
     assert GroupCurve(isl=1, knee="", best="").group == PointGroup(isl=1)
@@ -350,7 +350,7 @@ def test_a_bundle_of_a_sweep_over_lengths_is_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.commands
-def test_a_dry_run_states_the_time_and_the_cost(
+def test_a_dry_run_of_a_sweep_states_the_time_and_the_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.yaml"
@@ -376,7 +376,7 @@ def test_a_dry_run_states_the_time_and_the_cost(
         ("--target", "sim:h100x8", "--url", "sim:h100x8"),
     ],
 )
-def test_wrong_options_are_refused(flags: tuple[str, ...]) -> None:
+def test_invalid_lengths_and_targets_of_a_sweep_are_refused(flags: tuple[str, ...]) -> None:
     assert exits("sweep", "qa", "-c", "1,2", *flags) == 2
 
 
@@ -437,7 +437,7 @@ def test_cost_and_size_refuse_a_stopped_sweep_with_the_command_that_resumes_it(
 
 
 @pytest.mark.processes
-def test_a_killed_sweep_leaves_a_bound_and_the_command_that_resumes_it(
+def test_a_killed_sweep_states_a_bound_and_the_command_that_resumes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, prices, over = tmp_path / "s", tmp_path / "prices.yaml", threading.Event()
@@ -476,7 +476,7 @@ def test_a_sweep_stopped_in_its_first_load_point_has_the_state_stopped(
 
 
 @pytest.mark.commands
-def test_cost_names_why_a_sweep_has_no_capacity(
+def test_cost_states_why_a_sweep_has_no_capacity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.yaml"

@@ -99,7 +99,7 @@ def test_the_load_of_conversations_is_the_rate_at_which_they_begin(tmp_path: Pat
         ("mixed", [], CLASSES, "qa: TPOT p95"),
     ],
 )
-def test_a_trial_is_judged_as_its_run_is(
+def test_a_trial_is_judged_by_the_same_objectives_as_a_run(
     workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
 ) -> None:
     """The SLOs of tasks and classes limit the load, too, in run, search and sweep alike."""
@@ -250,7 +250,7 @@ def test_a_trial_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
         )
 
 
-def test_records_are_read_after_their_file_was_replaced(tmp_path: Path) -> None:
+def test_remaining_records_are_read_after_their_file_was_replaced(tmp_path: Path) -> None:
     """The recorder takes away a full file, perhaps before its last rows were looked at."""
     (tmp_path / "spool").mkdir()
     rows = np.zeros(5, ROW)
@@ -266,7 +266,7 @@ def test_records_are_read_after_their_file_was_replaced(tmp_path: Path) -> None:
         assert tail.rows()["slot"].tolist() == [2, 3, 4]
 
 
-def test_a_load_changes_the_measured_and_the_closed_stages() -> None:
+def test_the_load_of_a_trial_changes_measured_and_closed_stages() -> None:
     closed = workload_at(1.0).model_copy(
         update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)}
     )
