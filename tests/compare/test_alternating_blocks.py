@@ -24,7 +24,7 @@ from loadgen.core.stats import students_t
 
 
 @given(seed=st.integers(0, 2**53), count=st.integers(1, 30))
-def test_linear_drift_cancels_in_every_group(seed: int, count: int) -> None:
+def test_linear_drift_cancels_out_within_every_group_of_blocks(seed: int, count: int) -> None:
     for group in list_groups(seed, count):
         numbers_of_a = [block.number for block in group.blocks if block.side == "A"]
         numbers_of_b = [block.number for block in group.blocks if block.side == "B"]
@@ -32,7 +32,7 @@ def test_linear_drift_cancels_in_every_group(seed: int, count: int) -> None:
 
 
 @given(seed=st.integers(0, 2**53))
-def test_the_orders_of_groups_take_turns_and_pairs_have_both_sides(seed: int) -> None:
+def test_the_orders_of_groups_alternate_and_each_pair_has_both_sides(seed: int) -> None:
     groups = list_groups(seed, 6)
     orders = ["".join(block.side for block in group.blocks) for group in groups]
     assert set(orders[::2]) | set(orders[1::2]) == {"ABBA", "BAAB"}
@@ -45,13 +45,13 @@ def test_the_orders_of_groups_take_turns_and_pairs_have_both_sides(seed: int) ->
     assert len({seed_of_pair(seed, pair) for pair in range(12)}) == 12
 
 
-def test_the_seed_chooses_the_first_order() -> None:
+def test_the_seed_determines_which_side_is_first() -> None:
     first_sides = {list_groups(seed, 1)[0].blocks[0].side for seed in range(20)}
     assert first_sides == {"A", "B"}
 
 
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=MIN_TRIMMED_GROUPS - 1))
-def test_the_estimate_of_few_groups_is_that_of_students_t(differences: list[float]) -> None:
+def test_the_estimate_of_few_groups_equals_that_of_students_t(differences: list[float]) -> None:
     values = np.array(differences)
     estimate = estimate_difference(values)
     assert estimate.value == pytest.approx(values.mean(), abs=1e-12)
@@ -68,7 +68,7 @@ def test_a_trimmed_mean_has_the_error_of_winsorized_values() -> None:
     assert estimate.error == pytest.approx(math.sqrt(squares / (6 * 5)))
 
 
-def test_a_host_that_changes_within_a_few_groups_hides_no_difference() -> None:
+def test_a_trimmed_mean_detects_a_difference_despite_a_few_disturbed_groups() -> None:
     rng = np.random.default_rng(1)
     differences = 0.03 + rng.normal(0, 0.005, 40)
     differences[[3, 17, 30]] += [0.4, -0.5, 0.6]
@@ -93,7 +93,7 @@ def test_the_false_alarms_of_equal_sides_stay_below_the_level(count: int, tail: 
     assert alarms / repeats < 0.06
 
 
-def test_a_number_of_groups_that_follows_from_the_data_keeps_the_false_alarms() -> None:
+def test_a_number_of_groups_chosen_from_the_data_keeps_false_alarms_below_the_level() -> None:
     """Stein's procedure at 5 %, with the variance of the first stage alone."""
     rng = np.random.default_rng(7)
     repeats = 3000
@@ -113,7 +113,7 @@ def test_a_number_of_groups_that_follows_from_the_data_keeps_the_false_alarms() 
     assert np.std(counts) > 0
 
 
-def test_several_metrics_share_the_risk_of_the_two_stages() -> None:
+def test_more_metrics_need_more_groups_in_the_second_stage() -> None:
     estimate = ScaledEstimate(value=0.0, error=0.01, degrees_of_freedom=FIRST_STAGE_GROUPS - 1)
     groups_for_one_metric = count_needed_groups([estimate], 0.01, 0.01)
     groups_for_four_metrics = count_needed_groups([estimate] * 4, 0.01, 0.01)

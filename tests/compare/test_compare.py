@@ -100,7 +100,7 @@ def test_two_equal_runs_show_no_difference() -> None:
     assert "--repeat 3" in result.scope
 
 
-def test_a_large_shift_is_found_and_called_worse() -> None:
+def test_a_large_shift_of_latencies_is_worse() -> None:
     first_side = side("a", *(rows(seed, 1000) for seed in (11, 12, 13)))
     other = side("b", *(slower(rows(seed, 1000), 1.3) for seed in (14, 15, 16)))
     worse, better = compare_sides(first_side, other), compare_sides(other, first_side)
@@ -127,7 +127,7 @@ def test_one_run_on_each_side_may_differ_but_is_never_better_or_worse() -> None:
     assert "--repeat 3" in comparison.compare([alone, far]).scope
 
 
-def test_variation_between_server_starts_is_no_difference() -> None:
+def test_variation_between_server_starts_is_rarely_taken_for_a_difference() -> None:
     """Repeats whose starts vary by 5 % give at most 7 false differences in 100 pairs."""
     draw = np.random.default_rng(8)
     base = [rows(seed, 700) for seed in range(6)]
@@ -173,7 +173,7 @@ def test_failure_shares_of_repeats_without_a_failure_are_uncertain() -> None:
     assert outcomes_by_metric["ok_share"] == "equivalent"
 
 
-def test_failures_are_compared_as_shares() -> None:
+def test_failures_are_compared_as_shares_of_the_requests() -> None:
     bad = rows(12, 1000)
     fail(bad, 0.009)  # under the limit of the verdict
     few_comparison = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
@@ -185,7 +185,7 @@ def test_failures_are_compared_as_shares() -> None:
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
 
 
-def test_runs_of_different_work_are_not_judged() -> None:
+def test_runs_of_different_work_are_not_judged_unless_requested() -> None:
     other = Fingerprints(recipe="another")
     result = comparison.compare(
         [
@@ -301,7 +301,7 @@ def test_an_invalid_run_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_a_result_compared_with_itself_or_a_copy_decides_nothing(repeats: int) -> None:
+def test_a_result_compared_with_itself_or_a_copy_is_not_judged(repeats: int) -> None:
     """A build that names one folder twice would pass as equivalent."""
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     other_runs = [rows(20 + number, 500) for number in range(repeats - 1)]
@@ -335,7 +335,7 @@ def test_too_few_samples_are_inconclusive() -> None:
     assert differences_by_name["ttft_ms.p50"].needed_load_factor is not None
 
 
-def test_repeats_are_compared_as_whole_runs() -> None:
+def test_repeats_are_compared_by_the_variation_between_runs() -> None:
     """The runs of a side have different offsets, so blocks within a run are not enough."""
     shifts = (0.8, 1.0, 1.25)
     first_side = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
@@ -357,7 +357,7 @@ def test_repeats_are_compared_as_whole_runs() -> None:
     assert alone["tpot_ms.p50"] == "these two runs differ"
 
 
-def test_a_summary_alone_has_no_interval() -> None:
+def test_a_comparison_with_a_summary_without_records_has_no_interval() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     stored_side = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
     result = comparison.compare([stored_side, stored_side])
@@ -365,7 +365,7 @@ def test_a_summary_alone_has_no_interval() -> None:
     assert any("no records" in note for note in result.notes)
 
 
-def test_metrics_of_another_tool_are_shown_and_not_judged() -> None:
+def test_metrics_of_another_tool_are_reported_and_not_judged() -> None:
     other_tool_side = Side(
         name="other",
         reported_metrics={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0},
@@ -414,7 +414,7 @@ def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
     assert {i for i, chance in enumerate(chances) if chance <= levels[i]} == expected
 
 
-def test_subtraction_combines_errors_and_degrees_of_freedom() -> None:
+def test_subtracting_estimates_combines_their_errors_and_degrees_of_freedom() -> None:
     gap = significance.subtract(ScaledEstimate(1.0, 0.3, 19), ScaledEstimate(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
     assert gap.degrees_of_freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
@@ -442,7 +442,7 @@ def test_the_error_of_a_quantile_equals_its_sampling_error() -> None:
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 
-def test_correlated_values_have_a_larger_error() -> None:
+def test_percentiles_of_correlated_values_have_a_larger_error() -> None:
     draw = np.random.default_rng(4)
     steps = np.repeat(draw.normal(0, 0.3, 40), 50)
     tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
@@ -456,7 +456,7 @@ def test_correlated_values_have_a_larger_error() -> None:
 # -- paths and conditions --------------------------------------------------------------------------
 
 
-def test_every_path_names_a_number_of_the_summary() -> None:
+def test_every_metric_path_selects_a_number_of_the_summary() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     for path in comparable_metrics.metric_paths():
         assert comparable_metrics.find_metric(path) is not None
@@ -499,7 +499,7 @@ def make_difference(**field_values: object) -> Difference:
         ("ttft_ms.p99 > +5%", 0.0, 106.0, None),
     ],
 )
-def test_a_condition_fails_beyond_its_limit(
+def test_a_condition_fails_only_beyond_its_limit(
     text: str, before: float | None, after: float, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
@@ -512,7 +512,7 @@ def test_a_condition_fails_beyond_its_limit(
     assert outcome.failed is failed
 
 
-def test_conditions_on_shares_are_in_points() -> None:
+def test_conditions_on_shares_are_in_percentage_points() -> None:
     (below, loss) = thresholds.parse_thresholds(["goodput.share < 99%", "ok_share < -0.5%"])
     assert (below.kind, below.limit) == ("value", 0.99)
     assert (loss.kind, loss.limit) == ("difference", -0.005)
@@ -522,7 +522,7 @@ def test_conditions_on_shares_are_in_points() -> None:
     ("text", "failed"),
     [("ttft_ms.p99 > +5%", None), ("ttft_ms.p99 > +5ms", None), ("ttft_ms.p99 > 100ms", True)],
 )
-def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
+def test_a_condition_on_a_change_is_undecided_with_one_run_on_each_side(
     text: str, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
@@ -541,7 +541,7 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
     ("text", "failed"),
     [("ttft_ms.p99 > +500%", None), ("ttft_ms.p99 > +5s", None), ("ttft_ms.p99 > 1ms", True)],
 )
-def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
+def test_a_condition_on_a_change_of_different_work_is_undecided_unless_allowed(
     text: str, failed: bool | None
 ) -> None:
     conditions = thresholds.parse_thresholds([text])
@@ -569,7 +569,7 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
         (1.5, -0.2, 4.0, "0.800x to 5.00x"),
     ],
 )
-def test_an_interval_has_the_unit_of_its_change(
+def test_an_interval_is_printed_in_the_unit_of_its_change(
     change: float, low: float, high: float, expected_text: str
 ) -> None:
     assert (
@@ -588,7 +588,7 @@ def test_the_interval_of_a_relative_condition_is_in_percent() -> None:
     assert text.endswith("(+110.0 %), CI +90.0 to +120.0 %")
 
 
-def test_the_change_of_a_share_is_bounded_by_the_share() -> None:
+def test_the_interval_of_a_changed_share_stays_between_0_and_1() -> None:
     known_scaled_estimate = ScaledEstimate(value=-0.1, error=2.0, degrees_of_freedom=3)
     share = make_difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
     judged_difference = judgement.judge(share, known_scaled_estimate, 1, 0.05, 0.05)
@@ -610,7 +610,7 @@ def test_the_change_of_a_share_is_bounded_by_the_share() -> None:
         (None, None, None),
     ],
 )
-def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
+def test_beyond_noise_decides_a_condition_if_its_limit_is_outside_the_interval(
     text: str, low: float | None, high: float | None, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
@@ -621,7 +621,7 @@ def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
     )
 
 
-def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
+def test_an_undecided_condition_states_how_many_runs_would_decide_it() -> None:
     """The limit is half a half width from the middle, so four times as many runs are needed."""
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
     difference = make_difference(
@@ -661,7 +661,7 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
     assert (difference.needed_load_factor is not None) is (word == "inconclusive")
 
 
-def test_the_named_additional_load_decides_a_condition() -> None:
+def test_the_needed_load_of_an_inconclusive_difference_decides_it() -> None:
     known_scaled_estimate = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
     base = make_difference(before=1.0, after=1.0, change=0.0)
     difference = judgement.judge(base, known_scaled_estimate, -1, 0.05, 0.05)
@@ -695,7 +695,7 @@ def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it()
     assert outcome.failed is None
 
 
-def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
+def test_a_comparison_states_workload_target_server_and_date_of_both_sides() -> None:
     facts = TargetFacts(url="http://a:8000", server="vllm", version="0.32.0", model="m")
     a = side(
         "a", rows(1, 200), targets=(facts,), workload="qa", started="2026-11-01T10:00:00+00:00"
@@ -740,7 +740,7 @@ def test_beyond_noise_of_a_share_uses_percentage_points(high: float, failed: boo
 @pytest.mark.parametrize(
     ("word", "noise"), [("inconclusive", True), ("equivalent", True), ("worse", False)]
 )
-def test_a_condition_that_noise_may_have_broken_is_marked(word: str, noise: bool) -> None:
+def test_a_failed_condition_within_the_noise_is_marked(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     difference = make_difference(
         before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, detailed_outcome=word
@@ -769,7 +769,7 @@ def test_invalid_conditions_are_refused(text: str, code: str) -> None:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-def test_text_markdown_and_junit_agree() -> None:
+def test_text_markdown_and_junit_of_a_comparison_agree() -> None:
     several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
     result = comparison.compare(
         [side("a", *several[:3]), side("b", *(slower(records, 1.3) for records in several[3:]))],
@@ -804,7 +804,7 @@ def test_text_markdown_and_junit_agree() -> None:
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
 
-def test_recovery_times_of_both_sides_are_shown_side_by_side() -> None:
+def test_recovery_times_of_both_sides_are_in_one_table() -> None:
     """The nth event of a kind beside the nth; of repeats each run; a side without one has none."""
 
     def of(name: str, *backs: float | None) -> Side:
@@ -891,7 +891,7 @@ def test_markdown_cells_cannot_break_the_table() -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_compare_command_prints_the_differences(
+def test_the_compare_command_prints_the_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = str(run_fixtures.write(tmp_path / "a", rows(1, 300)))
@@ -929,7 +929,7 @@ def test_compare_command_prints_the_differences(
     assert "| TPOT p50, ms |" in capsys.readouterr().out
 
 
-def test_compare_command_refuses_results_that_cannot_be_compared(
+def test_the_compare_command_refuses_results_that_cannot_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = str(run_fixtures.write(tmp_path / "a", rows(1, 60)))
@@ -957,7 +957,7 @@ def test_compare_command_refuses_results_that_cannot_be_compared(
     assert exits("compare", a, str(run_fixtures.write(tmp_path / "bad", bad))) == 3
 
 
-def test_compare_command_accepts_folders_of_repeats(
+def test_the_compare_command_accepts_folders_of_repeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, seeds in (("a", (1, 2)), ("b", (3, 4))):
@@ -970,7 +970,7 @@ def test_compare_command_accepts_folders_of_repeats(
 FEWER_THAN_A_RUN_NEEDS = 5  # requests: a run of them is INVALID
 
 
-def test_an_invalid_repeat_is_left_out_and_its_side_is_judged(
+def test_an_invalid_repeat_is_excluded_and_its_side_is_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One INVALID repeat of three made every line "inconclusive", at 5.4 times the latency."""
@@ -1004,7 +1004,7 @@ def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
     assert not document["valid"] and document["runs"] == [2, 2]
 
 
-def test_a_comparison_of_simulated_runs_says_so_first() -> None:
+def test_a_comparison_of_simulated_runs_begins_with_simulated() -> None:
     a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
     result = comparison.compare([a, b])
     assert result.simulated == ("a",)

@@ -86,7 +86,7 @@ def outcome_by_metric(stored: StoredComparison) -> Mapping[str, str]:
     }
 
 
-def test_a_target_that_is_slower_by_3_percent_is_worse(live_dir: Path) -> None:
+def test_a_live_comparison_detects_a_target_that_is_slower_by_3_percent(live_dir: Path) -> None:
     stored = read_stored(live_dir)
     tpot = next(d for d in stored.comparison.differences if d.metric == "tpot_ms.p50")
     assert tpot.detailed_outcome == "worse" and tpot.side == "B"
@@ -111,7 +111,7 @@ def test_the_two_blocks_of_a_pair_send_the_same_load(live_dir: Path) -> None:
     assert len(set.union(*prompts_by_pair.values())) == 2 * GROUPS
 
 
-def test_equal_targets_are_equivalent(tmp_path: Path) -> None:
+def test_a_live_comparison_of_equal_targets_is_equivalent(tmp_path: Path) -> None:
     assert run_live(tmp_path / "aa", "sim:gb300-vm", "--seed", "2") == 0
     outcomes = outcome_by_metric(read_stored(tmp_path / "aa"))
     assert outcomes["tpot_ms.p50"] == outcomes["e2e_ms.p50"] == "equivalent"
@@ -127,7 +127,9 @@ def test_a_condition_decides_the_exit_code_of_command_and_report(
     assert exits("report", output_dir, "--no-html") == 1
 
 
-def test_report_list_and_json_agree(live_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_list_and_json_of_a_live_comparison_agree(
+    live_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (live_dir / COMPARISON_FILE).read_bytes()
     assert exits("report", live_dir, "--json") == 0
     assert capsys.readouterr().out.encode() == before
@@ -142,7 +144,9 @@ def test_report_list_and_json_agree(live_dir: Path, capsys: pytest.CaptureFixtur
     assert not checksums.find_changes(live_dir)
 
 
-def test_a_bundle_of_it_is_verified_from_the_records(live_dir: Path, tmp_path: Path) -> None:
+def test_a_bundle_of_a_live_comparison_is_verified_from_the_records(
+    live_dir: Path, tmp_path: Path
+) -> None:
     write_bundle(live_dir, tmp_path / "ab.zip")
     verified = verify_bundle(tmp_path / "ab.zip")
     assert verified.verified == "all" and not verified.differences
@@ -176,7 +180,9 @@ def test_a_killed_comparison_reports_its_complete_groups_and_resumes(
     assert outcome_by_metric(resumed) == outcome_by_metric(original)
 
 
-def test_without_a_complete_group_nothing_is_reported(live_dir: Path, tmp_path: Path) -> None:
+def test_a_live_comparison_without_a_complete_group_has_no_result(
+    live_dir: Path, tmp_path: Path
+) -> None:
     early = Path(shutil.copytree(live_dir, tmp_path / "early"))
     for block_dir in live_result.list_block_dirs(early)[3:]:
         shutil.rmtree(block_dir)
@@ -195,7 +201,9 @@ def test_a_plan_with_too_many_groups_is_refused(live_dir: Path, tmp_path: Path) 
     assert exits("report", changed) == 2
 
 
-def test_groups_below_three_are_shown_and_not_judged(live_dir: Path, tmp_path: Path) -> None:
+def test_a_live_comparison_of_fewer_than_three_groups_is_reported_and_not_judged(
+    live_dir: Path, tmp_path: Path
+) -> None:
     short = Path(shutil.copytree(live_dir, tmp_path / "short"))
     for block_dir in live_result.list_block_dirs(short)[8:]:
         shutil.rmtree(block_dir)
@@ -203,7 +211,7 @@ def test_groups_below_three_are_shown_and_not_judged(live_dir: Path, tmp_path: P
     assert all(d.low is None and d.before is not None for d in stored.comparison.differences)
 
 
-def test_groups_with_an_invalid_block_are_left_out(live_dir: Path) -> None:
+def test_groups_with_an_invalid_block_are_excluded(live_dir: Path) -> None:
     plan = live_result.read_plan(live_dir)
     reader = live_result.BlockReader(live_dir)
     run_by_name = {
@@ -235,7 +243,7 @@ def test_groups_with_an_invalid_block_are_left_out(live_dir: Path) -> None:
     assert set(outcome_by_metric(stored).values()) == {"inconclusive"}
 
 
-def test_another_comparison_is_not_mixed_with_the_stored_one(
+def test_a_different_live_comparison_is_refused_in_the_same_folder(
     live_dir: Path, tmp_path: Path, slower_target: str
 ) -> None:
     copied = Path(shutil.copytree(live_dir, tmp_path / "copied"))
@@ -248,7 +256,7 @@ def test_another_comparison_is_not_mixed_with_the_stored_one(
     assert (copied / COMPARISON_FILE).read_bytes() == before
 
 
-def test_it_is_no_side_of_another_comparison(live_dir: Path) -> None:
+def test_a_live_comparison_is_refused_as_a_side_of_another_comparison(live_dir: Path) -> None:
     with refused(CombinedError, "unsupported"):
         read_sides([live_dir, live_dir / "block-001-a"])
 
@@ -302,7 +310,7 @@ def test_the_precision_decides_the_number_of_groups(live_dir: Path) -> None:
         ("--live", "sim:gb300-vm", "qa"),
     ],
 )
-def test_wrong_usage_writes_nothing(
+def test_a_live_comparison_with_wrong_arguments_writes_no_file(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -334,14 +342,16 @@ def test_a_missing_second_url_is_named(
     assert len([line for line in lines if line.startswith("error: ")]) == 1
 
 
-def test_a_wrong_duration_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_duration_of_a_live_comparison_is_one_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     live = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm")
     assert exits(*live, "-d", "-1m") == 2
     assert len(read_errors(capsys)) == 1
 
 
 @pytest.mark.parametrize("arguments", [("before", "after"), ("qa", "--live", "sim:a", "sim:b")])
-def test_two_formats_are_refused(
+def test_two_output_formats_of_a_comparison_are_refused(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("compare", *arguments, "--json", "--markdown") == 2
@@ -349,7 +359,7 @@ def test_two_formats_are_refused(
     assert "format" in error
 
 
-def test_a_dry_run_sends_nothing_and_shows_both_sides_and_all_blocks(
+def test_a_dry_run_of_a_live_comparison_lists_both_sides_and_all_blocks(
     tmp_path: Path, slower_target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_live(tmp_path / "dry", slower_target, "--seed", "7", "--dry-run") == 0
@@ -365,7 +375,7 @@ def test_a_dry_run_sends_nothing_and_shows_both_sides_and_all_blocks(
     assert lines[-1].endswith(" s")
 
 
-def test_the_time_of_all_blocks_is_divided(
+def test_the_duration_of_a_live_comparison_is_divided_between_its_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--request-rate", "9")
@@ -380,7 +390,7 @@ def test_the_time_of_all_blocks_is_divided(
         assert capsys.readouterr().err.startswith(blocks)
 
 
-def test_short_blocks_are_named_with_the_duration_that_they_need(
+def test_short_blocks_cause_a_warning_with_the_needed_duration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--request-rate", "9")
@@ -395,7 +405,7 @@ def test_short_blocks_are_named_with_the_duration_that_they_need(
         assert all(needed_duration in warning for warning in warnings)
 
 
-def test_blocks_shorter_than_two_responses_are_named_in_the_report(live_dir: Path) -> None:
+def test_blocks_shorter_than_two_responses_cause_a_warning_in_the_report(live_dir: Path) -> None:
     """A response of 20 tokens takes 0.4 s, so blocks of 1 s are long enough."""
     plan = live_result.read_plan(live_dir)
     reader = live_result.BlockReader(live_dir)
@@ -424,7 +434,7 @@ def test_blocks_without_a_response_are_one_notice_and_need_a_longer_duration(
     assert read_stored(tmp_path / "ab").short_blocks
 
 
-def test_a_dead_target_is_found_before_the_first_block(
+def test_a_dead_target_is_reported_before_the_first_block(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dead_url = "http://127.0.0.1:9"
@@ -434,7 +444,7 @@ def test_a_dead_target_is_found_before_the_first_block(
     assert "Block on" not in captured and dead_url in captured
 
 
-def test_a_dead_target_is_found_before_a_resumed_block(live_dir: Path, tmp_path: Path) -> None:
+def test_a_dead_target_is_reported_before_a_resumed_block(live_dir: Path, tmp_path: Path) -> None:
     resumed = Path(shutil.copytree(live_dir, tmp_path / "resumed"))
     dead_url = "http://127.0.0.1:9"
     plan = json.loads((resumed / "live.json").read_bytes())
@@ -458,7 +468,9 @@ def test_metrics_with_too_few_samples_are_inconclusive_in_the_summary(live_dir: 
     assert f"inconclusive in {inconclusive}" in sentence
 
 
-def test_an_interrupted_block_is_not_called_invalid(live_dir: Path) -> None:
+def test_an_interrupted_block_is_described_as_interrupted_and_not_as_invalid(
+    live_dir: Path,
+) -> None:
     summary = read_summary(live_dir / "block-001-a")
     assert "TTFT" in describe_block(summary)
     verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=("too few",))
@@ -477,7 +489,7 @@ def test_comparing_a_live_folder_names_the_command_that_reads_it(
 
 
 @pytest.mark.processes
-def test_it_measures_two_servers_over_http(tmp_path: Path) -> None:
+def test_a_live_comparison_measures_two_servers_over_http(tmp_path: Path) -> None:
     urls = [servers.shared(number=number).url for number in (0, 1)]
     load = ("-c", "4", "-n", "40", "--warmup", "0", "--isl", "20", "--osl", "5")
     code = exits(
