@@ -621,19 +621,24 @@ def _find_slo_problem(
 def _find_missing_deadlines(term: ContractTerm, plan: LevelPlan) -> Problem | None:
     """Return the problem if a term about token deadlines has none to judge by, or None.
 
-    The deadlines are the limits on TTFT and TPOT of the SLO, which all requests must share.
+    The deadlines are the limits on TTFT and TPOT of the SLO. All requests that the term is about
+    must share them: those of its request class, or of the whole load.
     """
     if not term.requires(DEADLINES):
         return None
-    slo = plan.workload.slo
-    has_deadlines = slo is not None and slo.find_token_deadlines() is not None
-    have_common_slo = all(class_plan.slo == slo for class_plan in plan.classes)
+
+    slos = [class_plan.slo for class_plan in plan.classes_of(term)]
+    first_slo = slos[0]
+    has_deadlines = first_slo is not None and first_slo.find_token_deadlines() is not None
+    have_common_slo = all(slo == first_slo for slo in slos)
     if has_deadlines and have_common_slo:
         return None
     return Problem(
         "no_slo",
-        "it needs an SLO for all requests with the deadlines of first and later tokens",
-        "slo: {ttft: 2s, tpot: 50ms}",
+        "it needs an SLO with the deadlines of first and later tokens, which all requests that it "
+        "is about share",
+        "slo: {ttft: 2s, tpot: 50ms}, or name a request class: "
+        "fluidity: {at: p95, share: 90%, class: chat}",
     )
 
 

@@ -120,7 +120,10 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         )
         manifest = replace(self.manifest, slo=class_plan.slo)
         summary = replace(
-            self.summary, goodput=class_summary.goodput, sessions=class_summary.sessions
+            self.summary,
+            goodput=class_summary.goodput,
+            sessions=class_summary.sessions,
+            fluidity=class_summary.fluidity,
         )
         is_of_this_class = is_of_class(self.manifest, class_name, self.rows)
         run_of_class = self._select_records(is_of_this_class)

@@ -24,8 +24,8 @@ from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
 from loadgen.core.errors import Code, CombinedError, UserError, missing_result
 from loadgen.core.execution.host_facts import loadgen_version
-from loadgen.core.metrics.columns import Columns, is_measured, pool_measured_gaps
-from loadgen.core.metrics.token_deadlines import DeadlineCounts, count_token_deadlines
+from loadgen.core.metrics.columns import pool_measured_gaps
+from loadgen.core.metrics.token_deadlines import count_deadlines_of_run
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
@@ -409,19 +409,7 @@ def read_run(
         summary=run_folder.read_summary(run_dir),
         rows=stored.rows,
         gaps=event_gaps,
-        deadline_counts=_count_token_deadlines(run_dir, stored),
+        deadline_counts=count_deadlines_of_run(
+            stored.manifest, stored.rows, iterate_stored_gaps(run_dir)
+        ),
     )
-
-
-def _count_token_deadlines(run_dir: Path, stored: store.Stored) -> DeadlineCounts | None:
-    """Return the token deadlines of each response of a run, for the term `fluidity`.
-
-    Return None if the SLO has no deadlines, or if the run did not store its token times.
-    """
-    slo = stored.manifest.slo
-    deadlines = None if slo is None else slo.find_token_deadlines()
-    request_gaps = iterate_stored_gaps(run_dir)
-    if deadlines is None or request_gaps is None:
-        return None
-    measured_records = Columns(stored.rows, is_measured(stored.manifest, stored.rows))
-    return count_token_deadlines([measured_records], request_gaps, deadlines)

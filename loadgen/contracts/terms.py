@@ -528,7 +528,7 @@ ZERO_OR_ONE_SCORES = ("exact", "choice", "json", "equal")
 
 # -- look-ups -------------------------------------------------------------------------------------
 
-CLASS_TERM_KINDS = {*TASK_TERM_METRICS, "errors", "goodput", "slowdown"}
+CLASS_TERM_KINDS = {*TASK_TERM_METRICS, "errors", "fluidity", "goodput", "slowdown"}
 """Keywords of `TERM_KINDS` that may be about one class of requests."""
 
 WHOLE_LOAD_TERM_KINDS = {*pooled_metrics(), "task_cost"}

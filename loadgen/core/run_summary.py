@@ -18,7 +18,10 @@ from loadgen.core.analysis import (
 )
 from loadgen.core.metrics.accepted_length import judge_accepted_length
 from loadgen.core.metrics.fluidity import (
+    RUN_SCOPE,
     FluidityInputs,
+    FluidityScope,
+    combine_class_outcomes,
     include_fluidity_outcome,
     measure_fluidity,
 )
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loadgen.core.metrics.fluidity import Fluidity
+    from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.part_summaries import ClassSummary, ModelSummary
     from loadgen.core.results.gaps import RequestGaps
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
@@ -83,7 +89,10 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     measured_run = measure_run(data, accumulated_records, explained=explained)
 
     summary = _add_sections(measured_run, data)
-    summary = _add_fluidity(measured_run, data, summary, request_gaps)
+    fluidity_inputs = _collect_fluidity_inputs(
+        measured_run, accumulated_records, data, request_gaps
+    )
+    summary = _add_fluidity(summary, fluidity_inputs)
     summary = _add_accepted_length(data, summary)
     if explained:
         summary = _add_explanations(measured_run, data, summary)
@@ -91,33 +100,90 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     return apply_verdict(manifest, measured_run, summary, worker_samples)
 
 
-def _add_fluidity(
-    run: MeasuredRun,
-    data: RunData,
-    summary: Summary,
-    request_gaps: Iterable[RequestGaps] | None,
-) -> Summary:
-    """Return the summary with the fluidity index, whose objective is a part of the SLO.
+def _add_fluidity(summary: Summary, inputs: FluidityInputs) -> Summary:
+    """Return the summary with the fluidity index of the run and of each of its request classes.
 
-    A run without an SLO has no token deadlines, so it has no fluidity index.
+    An objective for the index is a part of an SLO, so it takes part in the outcome of the SLO. A
+    run or class without an SLO has no token deadlines, so it has no fluidity index.
     """
-    manifest = data.manifest
-    if manifest.slo is None:
-        return summary
-
-    inputs = FluidityInputs(
-        slo=manifest.slo,
-        stages=run.measured.columns,
-        gaps=request_gaps,
-        requests=summary.requests,
-        is_streamed=manifest.stream,
-        withheld_metrics=summary.withheld_metrics,
+    fluidity_by_scope = measure_fluidity(inputs)
+    run_fluidity = fluidity_by_scope.get(RUN_SCOPE)
+    classes = tuple(
+        _with_fluidity(request_class, fluidity_by_scope.get(request_class.name))
+        for request_class in summary.classes
     )
-    fluidity = measure_fluidity(inputs)
+
+    goodput = include_fluidity_outcome(summary.goodput, run_fluidity)
+    has_only_class_slos = RUN_SCOPE not in inputs.scopes
+    if has_only_class_slos:
+        goodput = _combine_outcomes_of(classes, goodput)
+
     return msgspec.structs.replace(
         summary,
+        fluidity=run_fluidity,
+        goodput=goodput,
+        classes=classes,
+        models=tuple(_with_class_outcomes(model, classes) for model in summary.models),
+    )
+
+
+def _with_fluidity(request_class: ClassSummary, fluidity: Fluidity | None) -> ClassSummary:
+    """Return the summary of a class with its fluidity index, whose objective is part of its SLO."""
+    return msgspec.structs.replace(
+        request_class,
         fluidity=fluidity,
-        goodput=include_fluidity_outcome(summary.goodput, fluidity),
+        goodput=include_fluidity_outcome(request_class.goodput, fluidity),
+    )
+
+
+def _with_class_outcomes(model: ModelSummary, classes: Sequence[ClassSummary]) -> ModelSummary:
+    """Return the summary of a model whose SLO is met if the classes that use it meet theirs."""
+    classes_of_model = [
+        request_class for request_class in classes if request_class.name in model.classes
+    ]
+    return msgspec.structs.replace(
+        model, goodput=_combine_outcomes_of(classes_of_model, model.goodput)
+    )
+
+
+def _combine_outcomes_of(classes: Sequence[ClassSummary], goodput: Goodput) -> Goodput:
+    """Return a goodput whose SLO is met if all of some request classes meet their SLO."""
+    return msgspec.structs.replace(goodput, met=combine_class_outcomes(classes))
+
+
+def _collect_fluidity_inputs(
+    run: MeasuredRun,
+    accumulator: RunAccumulator,
+    data: RunData,
+    request_gaps: Iterable[RequestGaps] | None,
+) -> FluidityInputs:
+    """Return what is known of a run from which its fluidity index is computed.
+
+    Args:
+        run: The measured requests, and the summary so far.
+        accumulator: The requests of each class.
+        data: The manifest, with the SLO of the run and of each class.
+        request_gaps: The times between the events of each response, None if they were not stored.
+    """
+    manifest = data.manifest
+    scopes: dict[str, FluidityScope] = {}
+    if manifest.slo is not None:
+        scopes[RUN_SCOPE] = FluidityScope(
+            slo=manifest.slo, stages=run.measured.columns, requests=run.summary.requests
+        )
+
+    class_parts = zip(manifest.classes, accumulator.classes, run.summary.classes, strict=True)
+    for plan, requests, class_summary in class_parts:
+        if plan.slo is not None:
+            scopes[plan.name] = FluidityScope(
+                slo=plan.slo, stages=requests.measured.columns, requests=class_summary.requests
+            )
+
+    return FluidityInputs(
+        scopes=scopes,
+        gaps=request_gaps,
+        is_streamed=manifest.stream,
+        withheld_metrics=run.summary.withheld_metrics,
     )
 
 

@@ -18,7 +18,11 @@ from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
 from loadgen.runs.accepted_length import describe_verdict
 from loadgen.runs.answers_text import describe_answers
-from loadgen.runs.fluidity import find_fluidity_objective, format_measured_index
+from loadgen.runs.fluidity import (
+    find_fluidity_objective,
+    format_measured_index,
+    list_fluidity_objectives,
+)
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
 from loadgen.runs.rates import describe_late_ends, select_headline_rates
@@ -247,7 +251,7 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
         if fluidity is not None:
             yield _ObjectiveRow(
                 is_met=fluidity.met,
-                name=f"Fluidity p{fluidity.quantile * 100:g}",
+                name=f"{prefix}Fluidity p{fluidity.quantile * 100:g}",
                 measured=format_measured_index(fluidity),
                 limit=f"{fluidity.limit * 100:g} %",
             )
@@ -291,9 +295,11 @@ def _undecided_reasons(summary: Summary) -> list[str]:
         return []
     terms = [term for _, scope in list_slo_scopes(summary) for term in scope.goodput.slo]
     reasons = [term.undecided for term in terms if term.undecided]
-    fluidity = find_fluidity_objective(summary)
-    if fluidity is not None and fluidity.undecided:
-        reasons.append(fluidity.undecided)
+    reasons += [
+        objective.undecided
+        for _, objective in list_fluidity_objectives(summary)
+        if objective.undecided
+    ]
     return list(dict.fromkeys(reasons))
 
 

@@ -1,9 +1,12 @@
-"""The fluidity index of a run: its section in the report, and texts about its objective. Pure."""
+"""The fluidity index of a run and its classes: its report section, and texts about objectives.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
@@ -13,6 +16,7 @@ from loadgen.render.section import Paragraph, Section, Table, section
 if TYPE_CHECKING:
     from loadgen.core.metrics.fluidity import Fluidity, FluidityObjective
     from loadgen.core.metrics.part_summaries import ClassSummary
+    from loadgen.render.section import Part
 
 LEGEND = (
     "The fluidity index is the share of token deadlines that were met (Etalon, arXiv 2407.07000). "
@@ -23,21 +27,88 @@ LEGEND = (
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
+class ScopeObjective(NamedTuple):
+    """A fluidity objective, and the request class whose SLO has it, or "" for that of the run."""
+
+    class_name: str
+    objective: FluidityObjective
+
+
+def list_fluidity_objectives(summary: Summary) -> Iterator[ScopeObjective]:
+    """Yield the fluidity objective of the run, or if it has no SLO those of its request classes."""
+    run_objective = find_fluidity_objective(summary)
+    if run_objective is not None:
+        yield ScopeObjective("", run_objective)
+
+    has_slo_of_run = bool(summary.goodput.slo) or run_objective is not None
+    if has_slo_of_run:
+        return
+    for request_class in summary.classes:
+        objective = find_fluidity_objective(request_class)
+        if objective is not None:
+            yield ScopeObjective(request_class.name, objective)
+
+
 def build_fluidity_sections(summary: Summary) -> Iterator[Section]:
-    """Yield the report section about token deadlines, or nothing if the run has no deadlines."""
+    """Yield the report section about token deadlines, or nothing if the run has no deadlines.
+
+    The run has them if its SLO or that of a request class sets them.
+    """
     fluidity = summary.fluidity
-    if fluidity is None:
+    class_table = _classes_table(summary)
+    if fluidity is None and not class_table.rows:
         return
 
-    parts = [Paragraph(_describe_deadlines(fluidity))]
+    parts: list[Part] = []
+    if fluidity is not None:
+        parts = [*_deadline_paragraphs(fluidity), _statistics_table(fluidity)]
+    yield section("Token deadlines", *parts, class_table, Paragraph(LEGEND, "soft"), id="fluidity")
+
+
+def _deadline_paragraphs(fluidity: Fluidity) -> Iterator[Paragraph]:
+    """Yield the deadlines of a run with how many were missed, and why there is no index if so."""
+    yield Paragraph(_describe_deadlines(fluidity))
     if fluidity.absent:
-        parts.append(Paragraph(f"There is no fluidity index: {fluidity.absent}.", "warn"))
-    yield section(
-        "Token deadlines",
-        *parts,
-        _statistics_table(fluidity),
-        Paragraph(LEGEND, "soft"),
-        id="fluidity",
+        yield Paragraph(f"There is no fluidity index: {fluidity.absent}.", "warn")
+
+
+def _classes_table(summary: Summary) -> Table:
+    """Return a table with the token deadlines and the fluidity index of each request class.
+
+    It has no rows if no class has deadlines. A percentile is the index that this percentage of the
+    requests of the class reached.
+    """
+    head = (
+        "class",
+        "first token (ms)",
+        "each later token (ms)",
+        "missed deadlines",
+        "fluidity index",
+        *PERCENTILES,
+        "lowest",
+    )
+    rows = []
+    for request_class in summary.classes:
+        fluidity = request_class.fluidity
+        if fluidity is not None:
+            rows.append((request_class.name, *_class_cells(fluidity)))
+    return Table(head, rows)
+
+
+def _class_cells(fluidity: Fluidity) -> tuple[str, ...]:
+    """Return the cells of a class after its name, in the order of the columns of its table."""
+    missed = format.NONE
+    if fluidity.index is not None:
+        missed = f"{format.count(fluidity.missed)} of {format.count(fluidity.deadlines)}"
+
+    percentiles = [format_index(getattr(fluidity, percentile)) for percentile in PERCENTILES]
+    return (
+        format.quantity(fluidity.first_token_ms),
+        format.quantity(fluidity.per_token_ms),
+        missed,
+        format_index(fluidity.index),
+        *percentiles,
+        format_index(fluidity.min),
     )
 
 
@@ -92,8 +163,7 @@ def format_index(index: float | None) -> str:
 
 def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective | None:
     """Return the result of the objective for token deadlines, or None if there is none."""
-    fluidity = _find_fluidity(scope)
-    return None if fluidity is None else fluidity.objective
+    return None if scope.fluidity is None else scope.fluidity.objective
 
 
 def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
@@ -103,20 +173,12 @@ def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
     to arrive within 2,000 ms, and the deadline of each later one is 50 ms after that of the token
     before it.
     """
-    fluidity = _find_fluidity(scope)
+    fluidity = scope.fluidity
     if fluidity is None or fluidity.objective is None:
         return ""
 
     deadlines = describe_deadlines(fluidity.first_token_ms, fluidity.per_token_ms)
     return f"{fluidity.objective.text} ({deadlines})"
-
-
-def _find_fluidity(scope: Summary | ClassSummary) -> Fluidity | None:
-    """Return how many token deadlines a run met, or None if it has no deadlines.
-
-    A class of requests, which is a part of a run, never has any.
-    """
-    return scope.fluidity if isinstance(scope, Summary) else None
 
 
 def format_measured_index(objective: FluidityObjective) -> str:
@@ -130,6 +192,12 @@ def format_measured_index(objective: FluidityObjective) -> str:
 def count_requests_below(objective: FluidityObjective) -> str:
     """Return how many requests have a smaller index than the objective requires: `3 of 1,500`."""
     return f"{format.count(objective.below)} of {format.count(objective.count)}"
+
+
+def describe_class_objective(objective: FluidityObjective) -> str:
+    """Return an objective of a class with its value: `Fluidity index p95 at least 90 %: 97 %`."""
+    result = objective.undecided or format_measured_index(objective)
+    return f"{objective.text}: {result}"
 
 
 def describe_missed_index(objective: FluidityObjective) -> str:

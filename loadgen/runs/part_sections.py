@@ -14,6 +14,7 @@ from loadgen.render.section import Paragraph, Section, Table, section
 from loadgen.runs import replica_differences
 from loadgen.runs.cells import RUN_PART_HEAD, run_part_cells
 from loadgen.runs.fairness import fairness_section
+from loadgen.runs.fluidity import describe_class_objective, find_fluidity_objective
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival, target_name_with_region
 from loadgen.runs.task_text import STEP_HEAD, STEP_LEGEND, describe_tasks, step_rows
@@ -151,6 +152,9 @@ def _class_row(summary: Summary, request_class: ClassSummary) -> tuple[str, ...]
     slo_results = [describe_class_term(term) for term in request_class.goodput.slo]
     if request_class.sessions is not None:
         slo_results += describe_tasks(request_class.sessions)
+    fluidity = find_fluidity_objective(request_class)
+    if fluidity is not None:
+        slo_results.append(describe_class_objective(fluidity))
 
     return (
         request_class.name,

@@ -9,13 +9,13 @@ from loadgen.core import format
 from loadgen.render.section import Bullets, Kind, Paragraph, Section, Table, section
 from loadgen.runs.fluidity import (
     count_requests_below,
-    describe_fluidity_result,
-    find_fluidity_objective,
     format_measured_index,
+    list_fluidity_objectives,
 )
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_text import (
     count_violations,
+    describe_fluidity_outcome,
     describe_good_requests,
     describe_judged_outcome,
     format_limit,
@@ -43,9 +43,9 @@ def slo_section(summary: Summary) -> Section:
     undecided_reasons = dict.fromkeys(  # each reason once
         f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
     )
-    fluidity = find_fluidity_objective(summary)
-    if fluidity is not None and fluidity.undecided:
-        undecided_reasons[f"undecided: {fluidity.undecided}"] = None
+    for _, fluidity_objective in list_fluidity_objectives(summary):
+        if fluidity_objective.undecided:
+            undecided_reasons[f"undecided: {fluidity_objective.undecided}"] = None
 
     return section(
         "SLO",
@@ -74,11 +74,10 @@ def _objective_row(summary: Summary, objective: _NamedObjective) -> tuple[str, s
 
 
 def _fluidity_rows(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the cells of the objective of token deadlines, if the SLO has one."""
-    fluidity = find_fluidity_objective(summary)
-    if fluidity is not None:
+    """Yield the cells of each objective of token deadlines, of the run or of its classes."""
+    for class_name, fluidity in list_fluidity_objectives(summary):
         yield (
-            fluidity.text,
+            f"{class_name} {fluidity.text}".lstrip(),
             format_measured_index(fluidity),
             count_requests_below(fluidity),
             describe_judged_outcome(summary, fluidity.met),
@@ -100,8 +99,7 @@ def _describe_slo_outcome(summary: Summary) -> str:
     """Return the outcome of the SLO with the requests that met it; "" without an SLO."""
     goodput = summary.goodput
     if not goodput.has_slo:
-        fluidity = find_fluidity_objective(summary)
-        return "" if fluidity is None else describe_fluidity_result(fluidity)
+        return describe_fluidity_outcome(summary)
 
     details = []
     if _is_good_count_meaningful(goodput):

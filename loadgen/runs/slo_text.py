@@ -17,6 +17,7 @@ from loadgen.runs.fluidity import (
     describe_fluidity_result,
     describe_missed_index,
     find_fluidity_objective,
+    list_fluidity_objectives,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class NamedScope(NamedTuple):
 def list_slo_scopes(summary: Summary) -> Iterator[NamedScope]:
     """Yield the run, and each of its request classes if they have SLOs of their own."""
     yield NamedScope("", summary)
-    if not summary.goodput.slo:
+    has_slo_of_run = bool(summary.goodput.slo) or find_fluidity_objective(summary) is not None
+    if not has_slo_of_run:
         for request_class in summary.classes:
             yield NamedScope(f"{request_class.name}: ", request_class)
 
@@ -317,14 +319,33 @@ def describe_result(summary: Summary) -> str:
         outcome = "met" if summary.goodput.met else "missed"
         return f"SLO {outcome}: {_describe_good_tasks(tasks)}."
 
-    fluidity = find_fluidity_objective(summary)
-    if fluidity is not None:
-        return describe_fluidity_result(fluidity)
+    fluidity_result = describe_fluidity_outcome(summary)
+    if fluidity_result:
+        return fluidity_result
 
     if fails_by_errors(summary):
         return _describe_error_rate(summary)
 
     return _describe_success(summary)
+
+
+def describe_fluidity_outcome(summary: Summary) -> str:
+    """Return the result of an SLO without limits on requests, by its fluidity objectives.
+
+    The run or its request classes may have such objectives. Return "" if there are none.
+    """
+    run_objective = find_fluidity_objective(summary)
+    if run_objective is not None:
+        return describe_fluidity_result(run_objective)
+    if not list(list_fluidity_objectives(summary)):
+        return ""
+
+    is_met = summary.goodput.met
+    if is_met is None:
+        return _describe_undecided(summary)
+    if is_met:
+        return f"SLO met: {join_with_and(list_objectives(summary))}."
+    return f"SLO missed: {'; '.join(missed_objectives(summary))}."
 
 
 def _describe_slo_result(summary: Summary) -> str:
@@ -386,16 +407,23 @@ def _describe_undecided(summary: Summary) -> str:
             "a longer --grace, or leave it out."
         )
 
-    reasons = [
-        f"{term.objective}: {term.undecided}"  # the reason, or "" for a decided objective
-        for term in goodput.slo
-        if term.undecided
-    ]
-    fluidity = find_fluidity_objective(summary)
-    if fluidity is not None and fluidity.undecided:
-        reasons.append(f"{fluidity.text}: {fluidity.undecided}")
-    distinct_reasons = dict.fromkeys(reasons)
+    distinct_reasons = dict.fromkeys(
+        f"{prefix}{reason}"
+        for prefix, scope in list_slo_scopes(summary)
+        for reason in _list_undecided_objectives(scope)
+    )
     return f"SLO undecided: {'; '.join(distinct_reasons)}."
+
+
+def _list_undecided_objectives(scope: SloScope) -> Iterator[str]:
+    """Yield each undecided objective of a run or request class, with the reason."""
+    for term in scope.goodput.slo:
+        if term.undecided:
+            yield f"{term.objective}: {term.undecided}"
+
+    fluidity = find_fluidity_objective(scope)
+    if fluidity is not None and fluidity.undecided:
+        yield f"{fluidity.text}: {fluidity.undecided}"
 
 
 def _describe_too_few_samples(summary: Summary) -> Iterator[str]:

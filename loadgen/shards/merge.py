@@ -6,7 +6,8 @@ of a part that started late are moved by its delay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from msgspec.structs import replace
 from loadgen.core import run_folder
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import checksums, parquet, shard_schedule, store
+from loadgen.core.results.gaps import RequestGaps, write_request_gaps
 from loadgen.core.results.json_files import encode_json_lines
 from loadgen.core.results.manifest import WorkerSample
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.record_log import HEAT
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 from loadgen.core.server_metrics import series
 from loadgen.core.sidecars.event_handlers import write_manifest
 from loadgen.shards.merged_manifest import merge_manifests
@@ -68,6 +71,7 @@ def _write_merged_data(
 
     _write_worker_samples(positions, run_dir)
     _write_server_metrics(positions, run_dir)
+    _write_request_gaps(positions, run_dir)
 
 
 def _copy_event_timelines(position: PartPosition, part: RunPart, run_dir: Path) -> None:
@@ -155,3 +159,25 @@ def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> N
     if samples:
         samples.sort(key=lambda sample: sample.t_s)
         store.replace(run_dir / series.FILE, encode_json_lines(samples))
+
+
+def _write_request_gaps(positions: Sequence[PartPosition], run_dir: Path) -> None:
+    """Write the times between the output events of each response, if any part stored them.
+
+    The token deadlines of the merged run are counted from these times. They are durations, which
+    the delay of a part does not change, and each request has the same slot in its part and in the
+    merged run. A part that was killed has them of the responses that had ended.
+    """
+    gaps_of_parts = list(_iterate_gaps_of_parts(positions))
+    if gaps_of_parts:
+        write_request_gaps(run_dir, chain.from_iterable(gaps_of_parts))
+
+
+def _iterate_gaps_of_parts(positions: Sequence[PartPosition]) -> Iterator[Iterator[RequestGaps]]:
+    """Yield, for each part that stored them, the times between events in blocks of requests."""
+    for position in positions:
+        if position.part is None:
+            continue
+        gaps_of_part = iterate_stored_gaps(position.part.run_dir)
+        if gaps_of_part is not None:
+            yield gaps_of_part

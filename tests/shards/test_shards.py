@@ -31,11 +31,15 @@ from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Settings, build_plan
 from loadgen.core.execution.run import execute
 from loadgen.core.execution.shard import Shard, parse_shard
+from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.token_deadlines import DeadlineCounts, count_token_deadlines
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import RunManifest, decode_manifest, encode_manifest
 from loadgen.core.results.record import STATUS
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 from loadgen.core.schedule.schedule import shard
+from loadgen.core.slo import TokenDeadlines
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.shards.merge import merge_parts
 from loadgen.shards.parts import read_parts
@@ -45,7 +49,7 @@ CONVERSATIONS = "{input_tokens: 8, output_tokens: 4, turns: {count: 3, tool_resu
 START_LATER_NS = 300_000_000
 
 
-def make_workload(folder: Path, requests: str = REQUESTS, **flags: str) -> Workload:
+def make_workload(folder: Path, requests: str = REQUESTS, **flags: Any) -> Workload:
     file = folder / "w.yaml"
     file.write_text(f"name: divided\nrequests: {requests}\n")
     return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
@@ -140,6 +144,54 @@ def test_merged_shards_equal_the_run_of_one_process(
     assert manifest.shard is None and manifest.workers == sum(workers or [1] * count)
     assert checksums.find_changes(merged) == {}
     assert run_folder.open_run(merged).summary.ttft_ms == summary.ttft_ms
+
+
+FLUIDITY = ("ttft:0.1ms:p50", "tpot:0.1ms:p50", "fluidity:90%:p50")
+DEADLINES = TokenDeadlines(100_000, 100_000)
+
+
+def deadlines_of_all(folders: Sequence[Path]) -> DeadlineCounts:
+    """Return the token deadlines of the records and token times of several folders together."""
+    rows = np.concatenate([store.read_run(folder).rows for folder in folders])
+    gaps = [block for folder in folders for block in iterate_stored_gaps(folder) or ()]
+    return count_token_deadlines([Columns(rows)], gaps, DEADLINES)
+
+
+@pytest.mark.processes
+def test_the_fluidity_index_of_merged_shards_is_that_of_all_their_responses(tmp_path: Path) -> None:
+    workload = make_workload(tmp_path, request_rate="100", num_requests="40", slo=FLUIDITY)
+    parts = run_parts(tmp_path, workload, 2)
+    expected = deadlines_of_all(parts)
+    summary, merged = merge(tmp_path, parts)
+
+    fluidity = summary.fluidity
+    assert fluidity is not None and fluidity.objective is not None
+    assert fluidity.requests == len(expected.slots) == 40
+    assert fluidity.deadlines == int(expected.deadlines.sum())
+    assert fluidity.missed == int(expected.missed.sum()) > 0
+    assert (fluidity.mean, fluidity.min) == (expected.indices.mean(), expected.indices.min())
+    assert fluidity.objective.below == int((expected.indices < 0.9).sum())
+    assert (fluidity.objective.count, fluidity.objective.undecided) == (40, "")
+    assert run_folder.open_run(merged).summary.fluidity == fluidity
+    assert checksums.find_changes(merged) == {}
+
+
+@pytest.mark.processes
+def test_lost_requests_of_a_missing_shard_count_as_below_the_objective(tmp_path: Path) -> None:
+    workload = make_workload(tmp_path, request_rate="100", num_requests="40", slo=FLUIDITY)
+    parts = run_parts(tmp_path, workload, 2)
+    (parts[0] / "gaps" / "requests.parquet").unlink()
+    without_times, _ = merge(tmp_path, parts)
+    assert without_times.fluidity is not None and without_times.fluidity.objective is not None
+    assert without_times.fluidity.requests == 20
+    assert without_times.fluidity.objective.met is None
+
+    (tmp_path / "missing").mkdir()
+    missing = merge_parts(read_parts(parts[1:]), tmp_path / "missing")
+    assert missing.fluidity is not None and missing.fluidity.objective is not None
+    assert missing.fluidity.requests == 20
+    assert missing.fluidity.objective.below >= 20
+    assert missing.fluidity.objective.count == 40
 
 
 @pytest.mark.processes

@@ -163,7 +163,6 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     """
     yield from _task_errors(workload, settings)
     yield from _prefill_limit_errors(workload, settings)
-    yield from _fluidity_errors(workload)
 
     if settings.returns_numbers:
         yield from _stop_rule_errors(workload, settings)
@@ -174,26 +173,6 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
             message="there is no TTFT or TPOT objective to send to a gateway",
             where="--set slo_headers",
             hint="for example --slo ttft:500ms:p95 --slo tpot:50ms:p95",
-        )
-
-
-def _fluidity_errors(workload: Workload) -> Iterator[UserError]:
-    """Yield an error if an objective of token deadlines applies to classes with other SLOs.
-
-    It is judged for the load as a whole, and needs one SLO for all requests.
-    """
-    if workload.slo is None or workload.slo.fluidity is None:
-        return
-    if not isinstance(workload.requests, Mix):
-        return
-    classes = workload.requests.classes.values()
-    if any(request_class.slo is not None for request_class in classes):
-        yield UserError(
-            "unsupported",
-            message="the objective fluidity is judged for the whole load, but classes of it have "
-            "SLOs of their own",
-            where="slo.fluidity",
-            hint="remove the slo of each class, or the objective fluidity",
         )
 
 

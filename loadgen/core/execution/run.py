@@ -20,6 +20,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import backend, events, host_facts, run_manifest, step_targets
 from loadgen.core.execution.context import KnownTarget
 from loadgen.core.execution.folder_names import new_run_folder
+from loadgen.core.execution.load_description import slo_by_class
 from loadgen.core.execution.plan import (
     Plan,
     PreparationContext,
@@ -138,13 +139,14 @@ def execute(
 
 
 def _keep_gaps_for_fluidity(workload: Workload, settings: Settings) -> Settings:
-    """Return the settings, which store the times between events if the SLO needs them.
+    """Return the settings, which store the times between events if an SLO needs them.
 
-    The objective `fluidity` is about the times of single tokens. A part of a run does not store
-    them, because `loadgen merge` does not join them.
+    The objective `fluidity` is about the times of single tokens. The workload or a request class of
+    it may have such an objective.
     """
-    needs_gaps = workload.slo is not None and workload.slo.fluidity is not None
-    if not needs_gaps or settings.shard is not None:
+    slos = [workload.slo, *slo_by_class(workload).values()]
+    needs_gaps = any(slo is not None and slo.fluidity is not None for slo in slos)
+    if not needs_gaps:
         return settings
     return msgspec.structs.replace(settings, keep="gaps")
 

@@ -1,4 +1,4 @@
-"""The fluidity index of a run: how many token deadlines its responses met, and its objective.
+"""The fluidity index of a run and of its request classes: how many token deadlines were met.
 
 Pure. `token_deadlines` counts the deadlines of each response and says who defined the index.
 """
@@ -14,7 +14,11 @@ from loadgen.core import format
 from loadgen.core.limits import NO_SPAN_SHARE
 from loadgen.core.metrics.goodput import combine_outcomes
 from loadgen.core.metrics.outcomes import is_undecided
-from loadgen.core.metrics.token_deadlines import DeadlineCounts, count_token_deadlines
+from loadgen.core.metrics.token_deadlines import (
+    DeadlineCounts,
+    DeadlineGroup,
+    count_deadlines_of_groups,
+)
 from loadgen.core.slo import describe_fluidity_index
 from loadgen.core.stats.quantiles import (
     milliseconds,
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.part_summaries import ClassSummary
     from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.results.gaps import RequestGaps
     from loadgen.core.slo import FluidityTerm, Slo, TokenDeadlines
@@ -40,6 +45,8 @@ NO_TOKEN_TIMES = (
 )
 NO_STREAM = "the responses were not streamed, so their tokens have no times"
 NO_RESPONSES = "no successful response has known token times"
+RUN_SCOPE = ""
+"""The name of the requests of a run, among those of its request classes. No class is named so."""
 REQUIRED_METRICS = ("ttft", "tokens", "tpot", "inter_chunk")
 """The fluidity index rests on these metrics. It is withheld if one of them is."""
 
@@ -77,7 +84,7 @@ class FluidityObjective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fluidity(msgspec.Struct, frozen=True, kw_only=True):
-    """How many token deadlines the successful responses of a run met.
+    """How many token deadlines the successful responses of a run or of a request class met.
 
     The percentiles are about the requests: `p95` is the index that 95 % of them reached.
 
@@ -114,55 +121,80 @@ class Fluidity(msgspec.Struct, frozen=True, kw_only=True):
     objective: FluidityObjective | None = None
 
 
-class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a run from which its fluidity index is computed.
+class FluidityScope(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that one SLO applies to: those of a run, or those of a request class.
 
     Attributes:
-        slo: The SLO of the run, with the deadlines.
+        slo: The SLO. It may set token deadlines, and an objective for the fluidity index.
         stages: The measured records, by stage.
-        gaps: The times between the output events of each request, None if they were not stored.
         requests: The numbers of measured requests by outcome.
-        is_streamed: Whether the responses were streamed.
-        withheld_metrics: The metrics that the run withholds, with the reason.
     """
 
     slo: Slo
     stages: Sequence[Columns]
-    gaps: Iterable[RequestGaps] | None
     requests: RequestCounts
+
+
+class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run from which its fluidity index is computed.
+
+    Attributes:
+        scopes: The requests of each request class that has an SLO, by the name of the class. Those
+            of the run have the name RUN_SCOPE.
+        gaps: The times between the output events of each request, None if they were not stored.
+        is_streamed: Whether the responses were streamed.
+        withheld_metrics: The metrics that the run withholds, with the reason.
+    """
+
+    scopes: Mapping[str, FluidityScope]
+    gaps: Iterable[RequestGaps] | None
     is_streamed: bool
     withheld_metrics: Mapping[str, str]
 
 
-def measure_fluidity(inputs: FluidityInputs) -> Fluidity | None:
-    """Return the fluidity index of a run: the fraction of its token deadlines that were met.
+def measure_fluidity(inputs: FluidityInputs) -> dict[str, Fluidity]:
+    """Return the fluidity index of a run and of its request classes, by the name of the scope.
 
-    A token deadline is the time by which an output token has to arrive. Return None if the SLO sets
-    no deadlines. If the SLO has no objective for the index, return None also without stored token
-    times or without responses that have them. Any other result without an index states the reason.
+    The fluidity index is the fraction of token deadlines that were met. A token deadline is the
+    time by which an output token has to arrive. A scope whose SLO sets no deadlines is left out. If
+    its SLO has no objective for the index, it is left out also without stored token times or
+    without responses that have them. Any other result without an index states the reason.
     """
-    deadlines = inputs.slo.find_token_deadlines()
-    if deadlines is None:
-        return None
-
-    objective = inputs.slo.fluidity
-    has_objective = objective is not None
-    if inputs.gaps is None and not has_objective:
-        return None
+    deadline_groups = _list_deadline_groups(inputs.scopes)
 
     absent_reason = _find_reason_without_index(inputs)
     if absent_reason or inputs.gaps is None:
-        return _without_index(deadlines, objective, absent_reason)
+        return {
+            name: _without_index(group.deadlines, inputs.scopes[name].slo.fluidity, absent_reason)
+            for name, group in deadline_groups.items()
+            if inputs.gaps is not None or inputs.scopes[name].slo.fluidity is not None
+        }
 
-    counts = count_token_deadlines(inputs.stages, inputs.gaps, deadlines)
-    has_responses = len(counts.slots) > 0
-    if not has_responses and not has_objective:
-        return None
-    return _summarize_counts(inputs, deadlines, counts)
+    groups = list(deadline_groups.values())
+    counts_of_groups = count_deadlines_of_groups(groups, inputs.gaps)
+
+    fluidity_by_scope = {}
+    for (name, group), counts in zip(deadline_groups.items(), counts_of_groups, strict=True):
+        scope = inputs.scopes[name]
+        has_responses = len(counts.slots) > 0
+        has_objective = scope.slo.fluidity is not None
+        if has_responses or has_objective:
+            fluidity_by_scope[name] = _summarize_counts(scope, group.deadlines, counts)
+    return fluidity_by_scope
+
+
+def _list_deadline_groups(scopes: Mapping[str, FluidityScope]) -> dict[str, DeadlineGroup]:
+    """Return the records and the token deadlines of each scope whose SLO sets deadlines."""
+    groups = {}
+    for name, scope in scopes.items():
+        deadlines = scope.slo.find_token_deadlines()
+        if deadlines is not None:
+            groups[name] = DeadlineGroup(scope.stages, deadlines)
+    return groups
 
 
 def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goodput:
-    """Return the goodput with a verdict that includes the objective for the fluidity index.
+    """Return the goodput of a run or class with an outcome that includes its fluidity objective.
 
     The SLO is met if the terms on single requests and the fluidity objective are met. If the SLO
     has no terms on single requests, the fluidity objective alone decides.
@@ -174,6 +206,21 @@ def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goo
     if goodput.has_any_slo:
         outcomes.append(goodput.met)
     return msgspec.structs.replace(goodput, met=combine_outcomes(outcomes))
+
+
+def combine_class_outcomes(classes: Sequence[ClassSummary]) -> bool | None:
+    """Return whether every request class with an SLO meets it, None if that is undecided.
+
+    The SLO of a class may have no objective but the fluidity index. If that is undecided, so is the
+    result, unless another class misses its SLO. Return None, too, if no class has an SLO.
+    """
+    outcomes = []
+    for request_class in classes:
+        fluidity = request_class.fluidity
+        has_objective = fluidity is not None and fluidity.objective is not None
+        if request_class.goodput.has_any_slo or has_objective:
+            outcomes.append(request_class.goodput.met)
+    return combine_outcomes(outcomes) if outcomes else None
 
 
 def _find_reason_without_index(inputs: FluidityInputs) -> str:
@@ -215,14 +262,14 @@ def _undecided_objective(objective: FluidityTerm, reason: str) -> FluidityObject
 
 
 def _summarize_counts(
-    inputs: FluidityInputs, deadlines: TokenDeadlines, counts: DeadlineCounts
+    scope: FluidityScope, deadlines: TokenDeadlines, counts: DeadlineCounts
 ) -> Fluidity:
     """Return the fluidity index of all requests together, and its percentiles over requests.
 
     The fluidity index is the fraction of token deadlines that were met.
 
     Args:
-        inputs: The SLO of the run, and the numbers of requests by outcome.
+        scope: The SLO of the requests, and their numbers by outcome.
         deadlines: The time limits of the first token and of each later token.
         counts: The deadlines and missed deadlines of each response.
     """
@@ -234,10 +281,10 @@ def _summarize_counts(
     met_deadlines = total_deadlines - missed_deadlines
     overall_index = met_deadlines / total_deadlines if total_deadlines else None
 
-    objective = inputs.slo.fluidity
+    objective = scope.slo.fluidity
     judged_objective = None
     if objective is not None:
-        judged_objective = _judge(objective, indices, inputs.requests)
+        judged_objective = _judge(objective, indices, scope.requests)
 
     return Fluidity(
         # The limits.

@@ -204,12 +204,13 @@ def _without_request_outcomes(parts: Sequence[PartT]) -> tuple[PartT, ...]:
 
 
 def _without_class_outcomes(classes: Sequence[ClassSummary]) -> tuple[ClassSummary, ...]:
-    """Return the summaries of request classes without the outcomes for requests and for tasks."""
+    """Return the summaries of request classes without the outcomes of their SLOs."""
     return tuple(
         msgspec.structs.replace(
             request_class,
             goodput=_without_outcome(request_class.goodput),
             sessions=_without_task_outcome(request_class.sessions),
+            fluidity=_without_fluidity_outcome(request_class.fluidity),
         )
         for request_class in classes
     )

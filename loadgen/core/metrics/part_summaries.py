@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from loadgen.core import format
+from loadgen.core.metrics.fluidity import Fluidity
 from loadgen.core.metrics.goodput import (
     Goodput,
     combine_class_goodput,
@@ -105,7 +106,8 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `share` is the requested share of all starts, which are single requests, conversations and
     tasks; `starts` is the number of those of this class. `goodput` is under the SLO of the class.
-    `sessions` is None for a class of single requests.
+    `sessions` is None for a class of single requests. `fluidity` is None if the SLO of the class
+    sets no token deadlines, or if the token times were not stored.
     """
 
     name: str
@@ -123,6 +125,7 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: Distribution
     goodput: Goodput
     sessions: Sessions | None = None
+    fluidity: Fluidity | None = None
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -280,8 +280,14 @@ def is_inconclusive(summary: Summary) -> bool:
     if has_unsupported_term:
         return True
 
-    objective = None if summary.fluidity is None else summary.fluidity.objective
-    return objective is not None and not objective.supported
+    class_fluidity = [request_class.fluidity for request_class in summary.classes]
+    return any(_is_objective_inconclusive(part) for part in (summary.fluidity, *class_fluidity))
+
+
+def _is_objective_inconclusive(fluidity: Fluidity | None) -> bool:
+    """Return True if there is an objective for token deadlines that is undecided or unsupported."""
+    objective = None if fluidity is None else fluidity.objective
+    return objective is not None and (objective.met is None or not objective.supported)
 
 
 def fails_by_errors(summary: Summary) -> bool:

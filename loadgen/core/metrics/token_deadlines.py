@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadgen.core.metrics.columns import join_arrays
+from loadgen.core.metrics.columns import Columns, is_measured, is_of_class, join_arrays
 from loadgen.core.metrics.request_metrics import count_textless_tokens, streamed_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.columns import Columns
     from loadgen.core.results.gaps import RequestGaps
+    from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import TokenDeadlines
 
     Ints = NDArray[np.int64]
@@ -96,6 +96,15 @@ class DeadlineCounts(NamedTuple):
         indices: NDArray[np.float64] = np.where(is_known, self.indices[positions], np.nan)
         return indices
 
+    def select_slots(self, slots: Ints) -> DeadlineCounts:
+        """Return the counts of some requests in the order of `slots`, without unknown requests."""
+        if len(self.slots) == 0:
+            return self
+
+        positions, is_known = _find_slots(self.slots, slots)
+        known_positions = positions[is_known]
+        return DeadlineCounts(*(column[known_positions] for column in self))
+
 
 class _Responses(NamedTuple):
     """Successful streamed responses, one entry each, in ascending order of their slots.
@@ -119,6 +128,81 @@ class _Responses(NamedTuple):
         return _Responses(*(column[selection] for column in self))
 
 
+class DeadlineGroup(NamedTuple):
+    """Requests that have the same token deadlines, such as those of one request class.
+
+    Attributes:
+        stages: The request records of each stage of the load.
+        deadlines: The time limits of the first token and of each later token.
+    """
+
+    stages: Sequence[Columns]
+    deadlines: TokenDeadlines
+
+
+def count_deadlines_of_run(
+    manifest: RunManifest, rows: NDArray[np.void], gaps: Iterable[RequestGaps] | None
+) -> DeadlineCounts | None:
+    """Count the token deadlines of all measured responses of a run, each by the SLO of its class.
+
+    Requests whose SLO sets no deadlines are left out. Return None if no SLO sets any, or if the run
+    did not store its token times.
+
+    Args:
+        manifest: The manifest of the run, with its SLO or those of its request classes.
+        rows: The records of all stages.
+        gaps: The times between the events of each response, None if they were not stored.
+    """
+    groups = list(_group_by_deadlines(manifest, rows))
+    if gaps is None or not groups:
+        return None
+    return _merge_counts(count_deadlines_of_groups(groups, gaps))
+
+
+def _group_by_deadlines(manifest: RunManifest, rows: NDArray[np.void]) -> Iterator[DeadlineGroup]:
+    """Yield the measured requests of a run, or those of each class, whose SLO sets deadlines."""
+    is_measured_row = is_measured(manifest, rows)
+    if not manifest.classes:
+        deadlines = None if manifest.slo is None else manifest.slo.find_token_deadlines()
+        if deadlines is not None:
+            yield DeadlineGroup([Columns(rows, is_measured_row)], deadlines)
+        return
+
+    for plan in manifest.classes:
+        deadlines = None if plan.slo is None else plan.slo.find_token_deadlines()
+        if deadlines is not None:
+            is_in_group = is_measured_row & is_of_class(manifest, plan.name, rows)
+            yield DeadlineGroup([Columns(rows, is_in_group)], deadlines)
+
+
+def _merge_counts(parts: Sequence[DeadlineCounts]) -> DeadlineCounts:
+    """Return the counts of different requests as one, in ascending order of their slots."""
+    merged = DeadlineCounts(
+        slots=np.concatenate([part.slots for part in parts]),
+        deadlines=np.concatenate([part.deadlines for part in parts]),
+        missed=np.concatenate([part.missed for part in parts]),
+    )
+    order_by_slot = np.argsort(merged.slots, kind="stable")
+    return DeadlineCounts(*(column[order_by_slot] for column in merged))
+
+
+def count_deadlines_of_groups(
+    groups: Sequence[DeadlineGroup], gaps: Iterable[RequestGaps]
+) -> list[DeadlineCounts]:
+    """Count the token deadlines of several groups of requests, as `count_token_deadlines` does.
+
+    The times between events are read only once, because they may be larger than memory. A request
+    may be in several groups.
+    """
+    counters = [
+        _DeadlineCounter(_list_responses(group.stages), group.deadlines) for group in groups
+    ]
+    for block in gaps:
+        for counter in counters:
+            counter.add_gaps(block)
+    return [counter.counts() for counter in counters]
+
+
 def count_token_deadlines(
     stages: Sequence[Columns], gaps: Iterable[RequestGaps], deadlines: TokenDeadlines
 ) -> DeadlineCounts:
@@ -136,12 +220,8 @@ def count_token_deadlines(
         gaps: The times between the events of each response. Each block is for some responses.
         deadlines: The time limits of the first token and of each later token.
     """
-    responses = _list_responses(stages)
-
-    counter = _DeadlineCounter(responses, deadlines)
-    for block in gaps:
-        counter.add_gaps(block)
-    return counter.counts()
+    (counts,) = count_deadlines_of_groups([DeadlineGroup(stages, deadlines)], gaps)
+    return counts
 
 
 def _list_responses(stages: Sequence[Columns]) -> _Responses:

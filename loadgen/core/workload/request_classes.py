@@ -20,7 +20,6 @@ from pydantic import (
 )
 
 from loadgen.core import units
-from loadgen.core.slo import Slo
 from loadgen.core.workload.file_models import Part
 from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
 from loadgen.core.workload.slo_fields import SloField
@@ -149,15 +148,6 @@ class RequestClass(Part):
     requests: Annotated[RequestsOfOneKind, Discriminator(select_request_model)]
     # The SLO of the class. By default it is that of the workload.
     slo: SloField = None
-
-    @field_validator("slo")
-    @classmethod
-    def _refuse_fluidity(cls, slo: Slo | None) -> Slo | None:
-        """Refuse an objective of token deadlines, which is judged for the whole load only."""
-        if slo is not None and slo.fluidity is not None:
-            problem = "has the objective fluidity, which only the SLO of the workload may have"
-            raise units.InvalidValueError("unsupported", problem, "move it to the slo of the file")
-        return slo
 
     @field_validator("requests")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,21 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loadgen
-from loadgen.core.errors import CombinedError
+from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.fluidity import NO_STREAM, FluidityInputs, measure_fluidity
+from loadgen.core.metrics.columns import Columns, is_of_class
+from loadgen.core.metrics.fluidity import (
+    NO_STREAM,
+    RUN_SCOPE,
+    FluidityInputs,
+    FluidityScope,
+    measure_fluidity,
+)
 from loadgen.core.metrics.request_counts import RequestCounts
-from loadgen.core.metrics.token_deadlines import count_token_deadlines
+from loadgen.core.metrics.summary import exit_code
+from loadgen.core.metrics.token_deadlines import count_deadlines_of_run, count_token_deadlines
 from loadgen.core.results import store
 from loadgen.core.results.gaps import RequestGaps
 from loadgen.core.results.record import FINISH, ROW, STATUS
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 from loadgen.core.slo import FluidityTerm, Slo, Term, TokenDeadlines
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import text
 from loadgen.runs.request_gaps import read_request_gaps
-from loadgen.runs.slo_text import list_objectives, missed_objectives
+from loadgen.runs.slo_text import describe_result, list_objectives, missed_objectives
 
 MS = 1_000_000
 
@@ -249,17 +258,16 @@ def test_failed_requests_count_as_below_the_limit_of_fluidity(failed: int, is_me
         by_error={},
     )
     objective = FluidityTerm(least_index=0.9, quantile=0.95, first_token_ns=100, per_token_ns=20)
-    fluidity = measure_fluidity(
-        FluidityInputs(
-            slo=Slo(fluidity=objective),
-            stages=[Columns(records_of(events, [2] * 190))],
-            gaps=gaps_of(events),
-            requests=counts,
-            is_streamed=True,
-            withheld_metrics={},
-        )
+    scope = FluidityScope(
+        slo=Slo(fluidity=objective),
+        stages=[Columns(records_of(events, [2] * 190))],
+        requests=counts,
     )
-    assert fluidity is not None and fluidity.objective is not None and fluidity.index == 1.0
+    inputs = FluidityInputs(
+        scopes={RUN_SCOPE: scope}, gaps=gaps_of(events), is_streamed=True, withheld_metrics={}
+    )
+    fluidity = measure_fluidity(inputs)[RUN_SCOPE]
+    assert fluidity.objective is not None and fluidity.index == 1.0
     assert (fluidity.objective.below, fluidity.objective.count) == (failed, 190 + failed)
     assert fluidity.objective.met is is_met
     assert fluidity.objective.value == (1.0 if is_met else 0.0)
@@ -282,30 +290,98 @@ def test_a_fluidity_objective_without_deadlines_is_refused() -> None:
 MIX = """name: mix
 requests:
   classes:
-    chat: {weight: 1, requests: {input_tokens: 8, output_tokens: 8}CHAT}
-    batch: {weight: 1, requests: {input_tokens: 8, output_tokens: 8}}
-slo: {ttft: 1s, tpot: 50ms, fluidity: 90%}
+    chat: {weight: 1, requests: {input_tokens: 60, output_tokens: 30}CHAT}
+    batch: {weight: 1, requests: {input_tokens: 60, output_tokens: 40}BATCH}
+slo: {at: p50, ttft: 1s, tpot: 2s, fluidity: 90%}
 """
 
 
-@pytest.mark.parametrize("class_slo", ["", ", slo: {ttft: 2s}", ", slo: {fluidity: 90%}"])
-def test_a_class_with_a_separate_slo_is_refused_for_a_fluidity_objective(
-    tmp_path: Path, class_slo: str
-) -> None:
+def run_classes(tmp_path: Path, *, chat: str = "", batch: str = "", **settings: Any) -> Path:
+    """Return the folder of a simulated run of two classes, each with this SLO or the common one."""
     file = tmp_path / "mix.yaml"
-    file.write_text(MIX.replace("CHAT", class_slo))
+    file.write_text(MIX.replace("CHAT", chat).replace("BATCH", batch))
+    flags = read_flags(request_rate="20", num_requests="200", warmup="0", seed="1")
+    settings_of_run = Settings(url="sim:gb300-vm", out=tmp_path / "run", **settings)
+    return execute(load(str(file), flags), settings_of_run)[1]
 
-    def run() -> None:
-        flags = read_flags(request_rate="20", num_requests="40", warmup="0", seed="1")
-        execute(load(str(file), flags), Settings(url="sim:gb300-vm", out=tmp_path / "r"))
 
-    if not class_slo:
-        run()
-        summary = loadgen.load(tmp_path / "r").summary
-        assert summary.fluidity is not None and summary.fluidity.requests == 40
-        return
-    with pytest.raises(CombinedError):
-        run()
+def test_classes_without_slos_of_their_own_share_that_of_the_workload(tmp_path: Path) -> None:
+    summary = loadgen.load(run_classes(tmp_path)).summary
+    assert summary.fluidity is not None and summary.fluidity.requests == 200
+    parts = [request_class.fluidity for request_class in summary.classes]
+    assert sum(part.requests for part in parts if part is not None) == 200
+    assert sum(part.missed for part in parts if part is not None) == summary.fluidity.missed
+    assert len(list_objectives(summary)) == 3
+
+
+HARD = ", slo: {fluidity: {index: 90%, at: p50, ttft: 300ms, tpot: 2ms}}"
+
+
+@pytest.mark.parametrize(("batch", "is_met"), [(HARD, False), (", slo: {ttft: 9s, at: p50}", True)])
+def test_each_class_is_judged_by_its_own_deadlines(
+    tmp_path: Path, batch: str, is_met: bool
+) -> None:
+    folder = run_classes(tmp_path, batch=batch)
+    summary = loadgen.load(folder).summary
+    chat, other = summary.classes
+    assert summary.fluidity is None
+    assert chat.fluidity is not None and chat.fluidity.objective is not None
+    assert (chat.fluidity.per_token_ms, chat.fluidity.missed) == (2000, 0)
+    assert chat.fluidity.deadlines == chat.requests.ok * 30
+    assert chat.goodput.met is True
+    assert (other.goodput.met, summary.goodput.met) == (is_met, is_met)
+    assert exit_code(summary, strict=True) == (0 if is_met else 1)
+
+    names = [objective for objective in list_objectives(summary) if "Fluidity" in objective]
+    report = text.render(summary, color=False, full=True)
+    assert names[0].startswith("chat: ") and len(names) == (1 if is_met else 2)
+    assert "Token deadlines" in report
+    if not is_met:
+        assert other.fluidity is not None and other.fluidity.index is not None
+        assert other.fluidity.index < 0.9
+        (missed,) = missed_objectives(summary)
+        assert missed.startswith("batch: ")
+
+
+def test_counts_of_a_run_judge_each_response_by_the_deadlines_of_its_class(tmp_path: Path) -> None:
+    folder = run_classes(tmp_path, batch=HARD)
+    stored = store.read_run(folder)
+    gaps = iterate_stored_gaps(folder)
+    counts = count_deadlines_of_run(stored.manifest, stored.rows, gaps)
+    assert counts is not None and counts.slots.tolist() == list(range(200))
+    classes = loadgen.load(folder).summary.classes
+    for request_class in classes:
+        is_in_class = is_of_class(stored.manifest, request_class.name, stored.rows)
+        of_class = counts.select_slots(stored.rows["slot"][is_in_class])
+        fluidity = request_class.fluidity
+        assert fluidity is not None
+        assert len(of_class.slots) == fluidity.requests
+        assert int(of_class.deadlines.sum()) == fluidity.deadlines
+        assert int(of_class.missed.sum()) == fluidity.missed
+
+
+@pytest.mark.parametrize("chat", [", slo: {at: p50, e2e: 9s}", HARD])
+def test_an_undecided_objective_of_a_class_leaves_the_slo_undecided(
+    tmp_path: Path, chat: str
+) -> None:
+    summary = loadgen.load(run_classes(tmp_path, chat=chat, batch=HARD, stream=False)).summary
+    batch = summary.classes[1]
+    assert batch.fluidity is not None and batch.fluidity.objective is not None
+    assert batch.fluidity.objective.undecided == NO_STREAM
+    assert (batch.goodput.met, summary.goodput.met) == (None, None)
+    assert exit_code(summary, strict=True) == INCONCLUSIVE
+    assert NO_STREAM in describe_result(summary)
+
+
+@pytest.mark.parametrize(("least_index", "is_met"), [(0.01, True), (0.9, False)])
+def test_classes_may_have_no_other_objective(
+    tmp_path: Path, least_index: float, is_met: bool
+) -> None:
+    chat = HARD.replace("90%", f"{least_index:.0%}")
+    summary = loadgen.load(run_classes(tmp_path, chat=chat, batch=chat)).summary
+    expected = OK if is_met else SLO_MISSED
+    assert (summary.goodput.met, exit_code(summary, strict=True)) == (is_met, expected)
+    assert "chat: " in describe_result(summary) and "batch: " in describe_result(summary)
 
 
 def test_reports_name_the_fluidity_objective_with_its_deadlines(tmp_path: Path) -> None:
