@@ -43,9 +43,7 @@ def read_verdict(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("duration", ["", "duration: auto, "])
-def test_a_latency_needs_the_time_in_which_rare_events_are_seen(
-    duration: str, tmp_path: Path
-) -> None:
+def test_a_latency_term_plans_enough_time_for_rare_events(duration: str, tmp_path: Path) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
     plan = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {duration}{terms}")
     assert plan.duration_ns is not None
@@ -53,12 +51,12 @@ def test_a_latency_needs_the_time_in_which_rare_events_are_seen(
     assert plan.is_auto and "tpot" in plan.longest_load_term
 
 
-def test_errors_need_a_number_of_requests(tmp_path: Path) -> None:
+def test_an_error_term_plans_a_number_of_requests(tmp_path: Path) -> None:
     plan = plan_contract(tmp_path, "workload: qa, rate: 2/s, must: [{errors: 0.1%}]")
     assert plan.requests is not None and plan.requests >= 3_838
 
 
-def test_repeats_share_the_time(tmp_path: Path) -> None:
+def test_repeats_of_a_level_share_its_planned_time(tmp_path: Path) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
     once = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {terms}")
     twice = plan_contract(tmp_path, f"workload: qa, rate: 12/s, repeats: 2, {terms}")
@@ -66,13 +64,13 @@ def test_repeats_share_the_time(tmp_path: Path) -> None:
     assert twice.duration_ns == pytest.approx(once.duration_ns / 2, rel=0.01)
 
 
-def test_two_windows_fit_into_the_load(tmp_path: Path) -> None:
+def test_a_drift_term_plans_time_for_two_windows(tmp_path: Path) -> None:
     terms = "must: [{drift: {of: tpot, at: p50, window: 1h, limit: 10%}}]"
     plan = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {terms}")
     assert plan.duration_ns is not None and plan.duration_ns >= 2 * 3_600e9
 
 
-def test_a_closed_loop_without_a_number_lasts_by_time(tmp_path: Path) -> None:
+def test_a_closed_loop_without_a_number_of_requests_ends_by_time(tmp_path: Path) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
     plan = plan_contract(tmp_path, f"workload: qa, concurrency: 8, {terms}")
     (stage,) = [stage for stage in plan.workload.stages if stage.measured]
@@ -80,14 +78,14 @@ def test_a_closed_loop_without_a_number_lasts_by_time(tmp_path: Path) -> None:
     assert stage.duration_ns >= 2_656e9
 
 
-def test_a_level_with_a_number_of_requests_is_not_changed(tmp_path: Path) -> None:
+def test_a_specified_number_of_requests_is_refused_if_it_is_too_small(tmp_path: Path) -> None:
     with pytest.raises(CombinedError):
         load_contract(
             write_contract(tmp_path, "workload: qa, rate: 2/s, requests: 9, must: [ttft: 1s]")
         )
 
 
-def test_the_forecast_names_hours_and_money_before_the_run(
+def test_the_forecast_of_a_contract_states_hours_and_cost_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
@@ -129,7 +127,7 @@ def test_the_contract_of_the_guide_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.commands
-def test_the_contract_that_size_writes_ends_decided(
+def test_the_contract_that_size_writes_has_a_decided_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -171,6 +169,6 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
 
 @pytest.mark.commands
 @pytest.mark.parametrize("name", ["chatbot", "rag", "summarization"])
-def test_a_packaged_contract_ends_decided(name: str, tmp_path: Path) -> None:
+def test_a_packaged_contract_has_a_decided_verdict(name: str, tmp_path: Path) -> None:
     assert exits("validate", name, *SIM, "-o", tmp_path / "out") == 0
     assert read_verdict(tmp_path / "out")["verdict"] == "PASS"

@@ -85,7 +85,7 @@ def test_all_errors_of_a_contract_are_reported_with_their_positions(tmp_path: Pa
     assert errors == EXPECTED_ERRORS.strip().splitlines()
 
 
-def test_load_that_is_too_short_has_a_hint_with_the_needed_duration(tmp_path: Path) -> None:
+def test_a_load_that_is_too_short_has_a_hint_with_the_needed_duration(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(CONTRACT_WITH_ERRORS)
     with pytest.raises(CombinedError) as exc_info:
         load_contract(tmp_path / "bad.yaml")
@@ -128,7 +128,7 @@ SHORT_HORIZON = "name: c\nhorizon: 5s"
         (contract("must: [{sustained: {share: 120%, window: 1m}}]"), "out_of_range"),
     ],
 )
-def test_wrong_value_has_its_error_code(tmp_path: Path, text: str, code: str) -> None:
+def test_a_wrong_value_has_its_error_code(tmp_path: Path, text: str, code: str) -> None:
     assert_refused(tmp_path, text, code)
 
 
@@ -145,7 +145,7 @@ def test_wrong_value_has_its_error_code(tmp_path: Path, text: str, code: str) ->
         (contract("must: []", header="name: c\nprices: none.yaml"), "missing_file"),
     ],
 )
-def test_unreadable_text_has_its_error_code(tmp_path: Path, text: str, code: str) -> None:
+def test_an_unreadable_text_has_its_error_code(tmp_path: Path, text: str, code: str) -> None:
     assert_refused(tmp_path, text, code)
 
 
@@ -169,7 +169,9 @@ def test_unreadable_text_has_its_error_code(tmp_path: Path, text: str, code: str
         ),
     ],
 )
-def test_contradiction_has_its_error_code(tmp_path: Path, text: str, code: str) -> None:
+def test_a_contradiction_in_a_contract_has_its_error_code(
+    tmp_path: Path, text: str, code: str
+) -> None:
     assert_refused(tmp_path, text, code)
 
 
@@ -189,7 +191,7 @@ def test_contradiction_has_its_error_code(tmp_path: Path, text: str, code: str) 
         agent_contract("{task_time: {limit: 60s, at: p90}}", header=SHORT_HORIZON),
     ],
 )
-def test_load_that_is_too_small_is_an_error(tmp_path: Path, text: str) -> None:
+def test_a_load_that_is_too_small_is_an_error(tmp_path: Path, text: str) -> None:
     assert_refused(tmp_path, text, "too_few")
 
 
@@ -201,7 +203,7 @@ def assert_refused(tmp_path: Path, text: str, code: str) -> None:
     assert not any(error.hint.startswith(";") for error in exc_info.value.errors)
 
 
-def test_binary_or_missing_file_is_a_user_error(tmp_path: Path) -> None:
+def test_a_binary_or_missing_contract_file_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "binary", tmp_path / "missing.yaml"):
         with pytest.raises(UserError):
@@ -223,7 +225,7 @@ def test_well_known_contracts_are_packaged() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(packaged_files("contracts")))
-def test_packaged_contract_has_no_errors(name: str) -> None:
+def test_a_packaged_contract_has_no_errors(name: str) -> None:
     checked_contract = load_contract(Path(name))
     planned_levels = [plan.level.name for plan in checked_contract.levels]
     assert planned_levels == [level.name for level in checked_contract.contract.levels]
@@ -234,7 +236,7 @@ def test_packaged_contract_has_no_errors(name: str) -> None:
     st.text(max_size=200)
     | st.lists(st.sampled_from([*CONTRACT_WITH_ERRORS.splitlines(), "", "{", "- - -"]), max_size=20)
 )
-def test_any_text_is_parsed_or_reports_errors_in_its_file(text: str | list[str]) -> None:
+def test_any_text_is_parsed_as_a_contract_or_refused_with_its_file(text: str | list[str]) -> None:
     try:
         parse_contract(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
     except CombinedError as combined:
@@ -257,7 +259,9 @@ def test_errors_in_options_and_contract_are_reported_together(
 @pytest.mark.parametrize(
     ("workload", "noun"), [("agentic", "conversations"), ("rag-pipeline", "tasks")]
 )
-def test_plan_counts_sessions_like_the_run(tmp_path: Path, workload: str, noun: str) -> None:
+def test_the_plan_of_a_contract_counts_sessions_like_the_run(
+    tmp_path: Path, workload: str, noun: str
+) -> None:
     """The noun is the one in the summary of the run, which may have a few less or more."""
     level = f"{{name: a, workload: {workload}, rate: 7/s, duration: 1h, must: [{{errors: 1%}}]}}"
     (tmp_path / "c.yaml").write_text(f"name: c\nlevels:\n  - {level}\n")

@@ -33,7 +33,7 @@ def verdict_of(tmp_path: Path, tpot: str) -> dict[str, object]:
     return terms[0]
 
 
-def test_easy_deadlines_pass_and_hard_ones_fail(tmp_path: Path) -> None:
+def test_a_fluidity_term_passes_with_long_and_fails_with_short_deadlines(tmp_path: Path) -> None:
     easy = verdict_of(tmp_path, tpot="100ms")
     assert (easy["verdict"], easy["value"]) == ("PASS", 100.0)
     hard = verdict_of(tmp_path, tpot="2ms")
@@ -41,7 +41,7 @@ def test_easy_deadlines_pass_and_hard_ones_fail(tmp_path: Path) -> None:
     assert isinstance(hard["value"], float) and hard["value"] < 50
 
 
-def test_the_term_needs_deadlines(tmp_path: Path) -> None:
+def test_a_fluidity_term_without_deadlines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     contract = tmp_path / "contract.yaml"
     contract.write_text(CONTRACT.format(tpot="100ms").replace("tpot: 100ms", "e2e: 9s"))

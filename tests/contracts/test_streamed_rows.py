@@ -16,7 +16,7 @@ from loadgen.core.results.parquet import Frame, to_table, write_tables
 from loadgen.core.run_summary import summarize
 
 
-def test_views_of_a_recorded_run_leave_its_records_in_their_file(tmp_path: Path) -> None:
+def test_views_of_a_recorded_run_read_their_records_from_the_file(tmp_path: Path) -> None:
     """The requests of each view of a run are the same as with its records in memory."""
     records = rows(3, 700)
     records["status"][::7] = DROPPED

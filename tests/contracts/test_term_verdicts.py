@@ -140,7 +140,7 @@ def halve_output_tokens(part: Records) -> None:
         (halve_output_tokens, "{e2e: {limit: 2.8s, at: p50}}", PASS, "kept"),
     ],
 )
-def test_term_does_not_pass_on_a_load_other_than_requested(
+def test_a_term_does_not_pass_on_a_load_other_than_requested(
     change: Callable[[Records], None], term: str, verdict: str, code: str
 ) -> None:
     run_verdict = judge_records(term, change_every_fifth_request(change))
@@ -152,7 +152,7 @@ def test_term_does_not_pass_on_a_load_other_than_requested(
     [(VALID_RECORDS, 0), (change_every_fifth_request(drop_requests), 1)],
     ids=["offered", "dropped"],
 )
-def test_level_has_a_note_if_requests_were_dropped(records: Records, note_count: int) -> None:
+def test_a_level_has_a_note_if_requests_were_dropped(records: Records, note_count: int) -> None:
     level = MeasuredLevel(runs=(run(records, slo=SLO),))
     (verdict,) = judge_levels(contract_with("{errors: 1%}"), {"load": level})
     assert sum("max_in_flight" in note for note in verdict.notes) == note_count
@@ -183,7 +183,7 @@ def with_times(recorded_run: RecordedRun, started: str, ended: str) -> RecordedR
     )
 
 
-def test_one_run_is_not_apart_in_time() -> None:
+def test_a_single_run_is_not_judged_if_runs_apart_in_time_are_required() -> None:
     options = "repeats: 2, apart: 30m,"
     verdict = judge_records("{errors: 5%}", rows(1, 1500), horizon="5s", options=options)
     assert verdict.code == "not_judged"
@@ -223,7 +223,7 @@ def test_one_run_is_not_apart_in_time() -> None:
         ("{max_gap: {limit: 40ms, at: p50}}", PASS),
     ],
 )
-def test_verdict_on_a_valid_run(term: str, verdict: str) -> None:
+def test_the_verdict_follows_from_the_interval_and_the_limit(term: str, verdict: str) -> None:
     run_verdict = judge_records(term, VALID_RECORDS)
     assert run_verdict.verdict == verdict, run_verdict.reason
     if verdict != INCONCLUSIVE:
@@ -243,7 +243,7 @@ def test_verdict_on_a_valid_run(term: str, verdict: str) -> None:
         ("{energy: 0.51 J/token}", INCONCLUSIVE),
     ],
 )
-def test_energy_term_uses_the_reading_error_as_its_interval(term: str, verdict: str) -> None:
+def test_an_energy_term_uses_the_reading_error_as_its_interval(term: str, verdict: str) -> None:
     energy = EnergyUse(
         joules=80_000.0,
         error_j=4_000.0,
@@ -258,7 +258,7 @@ def test_energy_term_uses_the_reading_error_as_its_interval(term: str, verdict: 
     assert run_verdict.verdict == verdict, (run_verdict.low, run_verdict.value, run_verdict.high)
 
 
-def test_energy_term_is_inconclusive_without_a_reading() -> None:
+def test_an_energy_term_is_inconclusive_without_a_reading() -> None:
     assert judge_records("{energy: 0.6 J/token}", VALID_RECORDS).verdict == INCONCLUSIVE
 
 
@@ -286,21 +286,21 @@ def test_terms_fail_if_all_requests_fail(term: str) -> None:
     assert judge_records(term, records).verdict == FAIL
 
 
-def test_percentile_of_too_few_requests_is_inconclusive() -> None:
+def test_a_percentile_of_too_few_requests_is_inconclusive() -> None:
     verdict = judge_records("{tpot: {limit: 1s, at: p95}}", VALID_RECORDS[:100])
     assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "no_figure")
     assert "100 " in verdict.reason
     assert "130" in verdict.reason
 
 
-def test_term_is_not_judged_if_the_client_was_the_bottleneck() -> None:
+def test_a_term_is_not_judged_if_the_client_was_the_bottleneck() -> None:
     records = VALID_RECORDS.copy()
     records["sent_ns"] += 50_000_000
     verdict = judge_records("{tpot: {limit: 1s, at: p50}}", records)
     assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "not_judged")
 
 
-def test_term_of_a_level_that_was_not_run_has_the_reason() -> None:
+def test_a_term_of_a_level_that_was_not_run_has_the_reason() -> None:
     level = MeasuredLevel(failure_reason="nothing listens")
     (verdict,) = judge_levels(contract_with("{errors: 1%}"), {"load": level})
     assert verdict.terms[0].reason == "nothing listens"
@@ -327,12 +327,14 @@ def records_without_some_token_counts() -> Records:
     ],
     ids=["no_tpot", "uncounted_tokens", "unknown_gpus"],
 )
-def test_unknown_metric_is_inconclusive(term: str, records: Records, gpus: int | None) -> None:
+def test_a_term_of_an_unknown_metric_is_inconclusive(
+    term: str, records: Records, gpus: int | None
+) -> None:
     verdict = judge_records(term, records, gpus=gpus)
     assert verdict.code == "no_figure", verdict.reason
 
 
-def test_missing_rate_is_explained() -> None:
+def test_a_missing_rate_has_a_reason_with_the_number_of_requests() -> None:
     recorded_run = run(rows(1, 149, 8.0), slo=SLO)
     window = replace(recorded_run.summary.window, steady=windows.make_span(0, 0))
     without_window = replace(recorded_run, summary=replace(recorded_run.summary, window=window))
@@ -353,7 +355,7 @@ def test_prompts_without_cached_tokens_are_not_a_warm_cache() -> None:
 
 
 @pytest.mark.parametrize(("slowdown", "verdict"), [(1.0, PASS), (1.25, FAIL)])
-def test_nodes_are_compared_by_their_latency(slowdown: float, verdict: str) -> None:
+def test_a_term_between_nodes_fails_if_one_node_is_slower(slowdown: float, verdict: str) -> None:
     records = rows(2, 3000, 8.0)
     records["target"] = np.arange(3000) % 2
     is_second_node = records["target"] == 1
@@ -367,7 +369,7 @@ def test_nodes_are_compared_by_their_latency(slowdown: float, verdict: str) -> N
 # -- changes during a load ---------------------------------------------------------------------
 
 
-def test_drift_term_fails_if_the_second_half_is_slower() -> None:
+def test_a_drift_term_fails_if_the_second_half_is_slower() -> None:
     records = VALID_RECORDS.copy()
     is_late = records["due_ns"] > records["due_ns"][-1] // 2
     token_time_ns = (records["last_token_ns"] - records["first_token_ns"])[is_late]
@@ -376,7 +378,7 @@ def test_drift_term_fails_if_the_second_half_is_slower() -> None:
     assert judge_records(term, records).verdict == FAIL
 
 
-def test_drift_to_failed_requests_is_infinite() -> None:
+def test_a_drift_to_failed_requests_is_infinite() -> None:
     records = rows(5, 4000, 8.0)
     fail(records[2000:], 0.3)
     verdict = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
@@ -384,7 +386,7 @@ def test_drift_to_failed_requests_is_infinite() -> None:
     assert "only failed requests" in verdict.reason
 
 
-def test_drift_from_failed_requests_is_unknown() -> None:
+def test_a_drift_from_failed_requests_is_unknown() -> None:
     records = rows(5, 4000, 8.0)
     fail(records[:2000], 0.3)
     verdict = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
@@ -407,7 +409,7 @@ def records_with_start_up(initial_factor: float, *, share: float, n: int = 6000)
 
 
 @pytest.mark.parametrize(("limit_ms", "verdict"), [(11.4, FAIL), (12.4, PASS)])
-def test_fast_start_up_is_excluded(limit_ms: float, verdict: str) -> None:
+def test_a_fast_start_up_is_excluded_from_the_verdict(limit_ms: float, verdict: str) -> None:
     """The true value is 11.8 ms. The faster start would make it look better."""
     records = records_with_start_up(0.5, share=0.25)
     run_verdict = judge_records(f"{{tpot: {{limit: {limit_ms}ms, at: p50}}}}", records)
@@ -415,7 +417,7 @@ def test_fast_start_up_is_excluded(limit_ms: float, verdict: str) -> None:
     assert "steady state from" in run_verdict.reason
 
 
-def test_load_that_never_settles_does_not_pass() -> None:
+def test_a_load_that_never_settles_does_not_pass() -> None:
     records = records_with_start_up(0.5, share=1.0)
     verdict = judge_records("{tpot: {limit: 12.4ms, at: p50}}", records)
     assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "one_sided")
@@ -423,7 +425,7 @@ def test_load_that_never_settles_does_not_pass() -> None:
     assert judge_records("{tpot: {limit: 3ms, at: p50}}", records).verdict == FAIL
 
 
-def test_slow_start_counts() -> None:
+def test_a_slow_start_up_counts_against_the_verdict() -> None:
     term = "{tpot: {limit: 16.5ms, at: p95}}"
     assert judge_records(term, records_with_start_up(1.0, share=0.25)).verdict == PASS
     assert judge_records(term, records_with_start_up(3.0, share=0.25)).verdict != PASS
@@ -447,7 +449,7 @@ def records_with_slow_fluctuation(
     return records
 
 
-def test_tail_from_a_few_slow_fluctuations_is_not_decided() -> None:
+def test_a_tail_from_a_few_slow_fluctuations_is_inconclusive() -> None:
     """The limit is the true value, from thousands of requests but only dozens of fluctuations."""
     true_p99_ms = 11 * np.exp(0.02 * 2.3263)
     term = f"{{tpot: {{limit: {true_p99_ms:.5f}ms, at: p99}}}}"
@@ -462,7 +464,7 @@ def test_tail_from_a_few_slow_fluctuations_is_not_decided() -> None:
     assert "368 needed" in reasons[0]
 
 
-def test_tail_well_below_the_limit_passes_in_spite_of_fluctuations() -> None:
+def test_a_tail_well_below_the_limit_passes_despite_fluctuations() -> None:
     true_p99_ms = 11 * np.exp(0.02 * 2.3263)
     term = f"{{tpot: {{limit: {true_p99_ms * 1.15:.5f}ms, at: p99}}}}"
     verdicts = [
@@ -473,14 +475,14 @@ def test_tail_well_below_the_limit_passes_in_spite_of_fluctuations() -> None:
     assert "variation over time" in passed[0]
 
 
-def test_few_failed_requests_leave_a_fluctuating_median_bounded() -> None:
+def test_a_fluctuating_median_with_few_failed_requests_passes() -> None:
     """The effective sample is so small that its range is used, which ends with a failed request."""
     records = records_with_slow_fluctuation(8, n=16_000, correlation=np.exp(-1 / 400))
     fail(records, 0.005)
     assert judge_records("{tpot: {limit: 14ms, at: p50}}", records).verdict == PASS
 
 
-def test_rate_excludes_the_time_before_the_first_completion() -> None:
+def test_a_rate_excludes_the_time_before_the_first_completion() -> None:
     """No request ends in the first sixth of the load; after it the rate is 8/s."""
     records = rows(5, 3000, 8.0)
     for field in ("first_token_ns", "last_token_ns", "end_ns", "done_ns"):
@@ -488,7 +490,7 @@ def test_rate_excludes_the_time_before_the_first_completion() -> None:
     assert judge_records("{requests: 7.5/s}", records).verdict == PASS
 
 
-def test_rate_is_inconclusive_if_no_request_ended_under_load() -> None:
+def test_a_rate_is_inconclusive_if_no_request_ended_under_load() -> None:
     """Requests of 10 s in 7 s of load: a rate of 0/s says nothing about the server."""
     records = rows(1, 56, 8.0)
     token_time_ns = records["last_token_ns"] - records["first_token_ns"]
@@ -498,7 +500,7 @@ def test_rate_is_inconclusive_if_no_request_ended_under_load() -> None:
     assert (verdict.verdict, verdict.code, verdict.value) == (INCONCLUSIVE, "one_sided", 0.0)
 
 
-def test_rate_fails_if_all_requests_fail() -> None:
+def test_a_rate_term_fails_if_all_requests_fail() -> None:
     records = VALID_RECORDS.copy()
     fail(records, 1.0)
     assert judge_records("{requests: 5/s}", records).verdict == FAIL
@@ -529,7 +531,7 @@ def test_terms_ten_percent_off_the_truth_are_decided_correctly(
 
 
 @pytest.mark.parametrize("requests", [1500, 2000])
-def test_short_load_near_saturation_passes_no_queueing_latency(requests: int) -> None:
+def test_a_short_load_near_saturation_passes_no_queueing_latency(requests: int) -> None:
     """Three minutes at 94 % load are only a few samples of a queue that lasts for minutes."""
     terms = "{e2e: {limit: 3114ms, at: p50}}, {ttft: {limit: 643ms, at: p50}}"
     contract = contract_with(terms)
@@ -564,7 +566,7 @@ def records_of_switching_server(
     [(240, 60, 1.5, "p95"), (592, 8, 3.0, "p99")],
     ids=["on/off", "rare"],
 )
-def test_short_load_does_not_pass_a_server_that_changes_every_few_minutes(
+def test_a_short_load_does_not_pass_a_server_that_changes_every_few_minutes(
     metric: str, fast_s: float, slow_s: float, slowdown: float, at: str
 ) -> None:
     """The limit is 10 % below the true value, that of the slow state, in runs of two minutes."""
@@ -583,7 +585,7 @@ def test_short_load_does_not_pass_a_server_that_changes_every_few_minutes(
         assert any("recur within 3" in reason for reason in reasons)
 
 
-def test_pass_reports_its_horizon_and_effective_sample_size() -> None:
+def test_a_passed_term_states_its_horizon_and_effective_sample_size() -> None:
     verdict = judge_records("{tpot: {limit: 12.4ms, at: p50}}", VALID_RECORDS)
     load_s = (VALID_RECORDS["due_ns"][-1] - VALID_RECORDS["due_ns"][0]) / 1e9
     assert verdict.horizon_s == pytest.approx(load_s / np.log(40), rel=1e-3)
@@ -599,7 +601,7 @@ def test_every_verdict_has_a_horizon(term: str) -> None:
     assert judge_records(term, VALID_RECORDS).horizon_s is not None
 
 
-def test_short_load_passes_only_with_a_short_horizon() -> None:
+def test_a_short_load_passes_only_with_a_short_horizon() -> None:
     """Six minutes decide nothing about a server that may be slow for minutes."""
     term = "{tpot: {limit: 12.4ms, at: p50}}"
     verdict = judge_records(term, VALID_RECORDS, horizon="12m")
@@ -614,7 +616,7 @@ def test_short_load_passes_only_with_a_short_horizon() -> None:
     assert judge_records(term, VALID_RECORDS, horizon="90s").verdict == PASS
 
 
-def test_default_horizon_is_twelve_minutes() -> None:
+def test_the_default_horizon_is_twelve_minutes() -> None:
     contract = parse_contract("name: c\nlevels:\n  - {name: load, workload: qa}\n", "c", {})
     assert contract.horizon_ns == 720 * 10**9
 
@@ -622,7 +624,7 @@ def test_default_horizon_is_twelve_minutes() -> None:
 # -- repeats -----------------------------------------------------------------------------------
 
 
-def test_three_repeats_give_pooled_gaps_an_interval() -> None:
+def test_pooled_gaps_of_three_repeats_have_an_interval() -> None:
     runs = tuple(run(rows(seed, 800, 8.0), slo=SLO) for seed in (1, 2, 3))
     verdict = judge_runs("{itl: {limit: 16ms, at: p50}}", runs, options="repeats: 3,")
     assert verdict.verdict == PASS, verdict.reason
@@ -695,7 +697,7 @@ def test_each_interim_analysis_uses_a_higher_confidence(
     assert f"{confidence_percent:g} % CI" in term.reason
 
 
-def test_sufficient_load_for_the_horizon_is_enough_for_the_next_analysis() -> None:
+def test_the_suggested_load_for_the_horizon_suffices_for_the_next_analysis() -> None:
     horizon_s = 10.0
     load_s = intervals.length_to_meet_s(horizon_s, 0.95)
     load_check = load_checks.check_horizon(load_s, 0.95, horizon_s, "ttft p95")
@@ -710,7 +712,7 @@ def test_sufficient_load_for_the_horizon_is_enough_for_the_next_analysis() -> No
     assert not next_check.is_short
 
 
-def test_sufficient_load_for_a_queue_tail_is_enough_for_the_next_analysis() -> None:
+def test_the_suggested_load_for_a_queue_tail_suffices_for_the_next_analysis() -> None:
     load_check = load_checks.check_queue_tail(40.0, LoadLength(50.0, 600.0), 0.95, 0.95, "ttft p95")
     growth = load_check.sufficient_load_s / 600
     longer_load = LoadLength(50.0 * growth, load_check.sufficient_load_s)
@@ -745,7 +747,7 @@ def validation_with(
     )
 
 
-def test_extended_validation_reports_the_confidence_of_its_last_analysis() -> None:
+def test_an_extended_validation_reports_the_confidence_of_its_last_analysis() -> None:
     validation = validation_with("PASS", analyses=2)
     confidence = verdict_text.format_confidence(validation)
     assert confidence.startswith("97.5 %, two-sided")
@@ -759,11 +761,11 @@ def test_extended_validation_reports_the_confidence_of_its_last_analysis() -> No
     ("verdict", "interrupted", "code"),
     [("PASS", False, 0), ("FAIL", False, 1), ("INCONCLUSIVE", False, 4), ("PASS", True, 130)],
 )
-def test_exit_code_of_each_verdict(verdict: Verdict, interrupted: bool, code: int) -> None:
+def test_each_verdict_has_its_exit_code(verdict: Verdict, interrupted: bool, code: int) -> None:
     assert get_exit_code(validation_with(verdict, interrupted=interrupted)) == code
 
 
-def test_combined_verdict_is_the_worst() -> None:
+def test_the_combined_verdict_is_the_worst_one() -> None:
     all_verdicts: tuple[Verdict, ...] = ("PASS", "FAIL", "INCONCLUSIVE")
     for verdicts in itertools.product(all_verdicts, repeat=3):
         expected = PASS
@@ -774,26 +776,26 @@ def test_combined_verdict_is_the_worst() -> None:
         assert combine_verdicts(verdicts) == expected
 
 
-def test_combined_verdict_of_nothing_is_inconclusive() -> None:
+def test_the_combined_verdict_of_no_terms_is_inconclusive() -> None:
     assert combine_verdicts([]) == INCONCLUSIVE
 
 
 # -- intervals ---------------------------------------------------------------------------------
 
 
-def test_quantile_interval_contains_the_true_value() -> None:
+def test_the_interval_of_a_quantile_contains_the_true_value() -> None:
     values = np.random.default_rng(3).exponential(1.0, 20_000)
     median = quantile_interval.estimate_quantile([values], 0.5, 0.95)
     assert median.low < np.log(2) < median.high
     assert median.high - median.low < 0.06
 
 
-def test_quantile_interval_is_unbounded_past_the_end_of_the_sample() -> None:
+def test_the_interval_of_a_quantile_is_unbounded_past_the_end_of_the_sample() -> None:
     values = np.random.default_rng(3).exponential(1.0, 30)
     assert quantile_interval.estimate_quantile([values], 0.99, 0.95).high == np.inf
 
 
-def test_quantile_interval_of_clustered_values_is_wide() -> None:
+def test_the_interval_of_a_quantile_is_wider_for_clustered_values() -> None:
     """Hundred equal values after each other are worth one."""
     draw = np.random.default_rng(3)
     independent = quantile_interval.estimate_quantile([draw.exponential(1.0, 20_000)], 0.5, 0.95)
@@ -802,13 +804,13 @@ def test_quantile_interval_of_clustered_values_is_wide() -> None:
     assert clustered.half_width > 5 * independent.half_width
 
 
-def test_share_interval_without_a_miss() -> None:
+def test_the_interval_of_a_share_without_a_miss_has_an_upper_end_above_zero() -> None:
     share = quantile_interval.estimate_fraction([np.zeros(1000)], 0.95)
     assert share.high == pytest.approx(0.0038, abs=1e-4)
     assert compute_requests_without_miss(0.0038, 0.95) == pytest.approx(1007, abs=5)
 
 
-def test_quotient_interval_uses_both_intervals() -> None:
+def test_the_interval_of_a_quotient_uses_both_intervals() -> None:
     numerator = Interval(2, 1.9, 2.1)
     quotient = intervals.divide_intervals(numerator, Interval(1, 0.9, 1.1))
     assert quotient.low == pytest.approx(1.79, abs=0.01)

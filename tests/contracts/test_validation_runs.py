@@ -109,7 +109,7 @@ def read_verdict(directory: Path) -> Validation:
 
 
 @pytest.mark.parametrize(("limit", "verdict", "code"), [("60ms", PASS, 0), ("5ms", FAIL, 1)])
-def test_validation_in_virtual_time_writes_all_its_files(
+def test_a_validation_in_virtual_time_writes_all_its_files(
     tmp_path: Path, limit: str, verdict: str, code: int
 ) -> None:
     validation, directory = run_contract(tmp_path, qa_contract(limit), url="sim:gb300-vm")
@@ -149,7 +149,9 @@ levels:
 
 
 @pytest.mark.commands
-def test_output_of_a_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_validation_equals_the_stored_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "c.yaml").write_text(GOLDEN_CONTRACT)
     directory = tmp_path / "poc"
     arguments = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{directory}'"
@@ -163,7 +165,7 @@ def test_output_of_a_validation(tmp_path: Path, capsys: pytest.CaptureFixture[st
     check_golden("validate_full", normalize(f"{terms}\n", tmp_path))
 
 
-def test_report_and_page_name_a_short_horizon(tmp_path: Path) -> None:
+def test_the_report_and_the_page_name_a_short_horizon(tmp_path: Path) -> None:
     validation, directory = run_contract(tmp_path, qa_contract(), url="sim:gb300-vm")
     report = as_text.render(sections.build_report(validation), full=True)
     page = (directory / "verdict.html").read_text()
@@ -172,7 +174,7 @@ def test_report_and_page_name_a_short_horizon(tmp_path: Path) -> None:
         assert "Horizon 12.0 s (default 12 min 00 s)" in unwrapped
 
 
-def test_page_explains_only_words_of_the_contract(tmp_path: Path) -> None:
+def test_the_page_explains_only_the_metrics_of_the_contract(tmp_path: Path) -> None:
     _, directory = run_contract(tmp_path, qa_contract(), url="sim:gb300-vm")
     page = (directory / "verdict.html").read_text()
     assert "<li>tpot: " in page
@@ -180,7 +182,7 @@ def test_page_explains_only_words_of_the_contract(tmp_path: Path) -> None:
 
 
 @pytest.mark.commands
-def test_soak_of_an_hour_passes_in_virtual_time(tmp_path: Path) -> None:
+def test_a_soak_of_an_hour_passes_in_virtual_time(tmp_path: Path) -> None:
     soak = """\
 name: soak
 slo: {tpot: 50ms}
@@ -205,7 +207,9 @@ levels:
     assert (should_term.verdict, should_term.code) == (INCONCLUSIVE, "one_sided")
 
 
-def test_unreachable_target_is_inconclusive_and_its_directory_is_kept(tmp_path: Path) -> None:
+def test_an_unreachable_target_is_inconclusive_and_its_directory_cannot_be_reused(
+    tmp_path: Path,
+) -> None:
     validation, directory = run_contract(tmp_path, qa_contract(), url="http://127.0.0.1:1")
     assert get_exit_code(validation) == 3
     assert validation.levels[0].fault_codes == ("connect",)
@@ -216,7 +220,9 @@ def test_unreachable_target_is_inconclusive_and_its_directory_is_kept(tmp_path: 
 
 
 @pytest.mark.processes
-def test_embedded_endpoint_with_injected_failures(tmp_path: Path) -> None:
+def test_an_embedded_server_with_injected_failures_has_the_expected_verdicts(
+    tmp_path: Path,
+) -> None:
     """Six percent of the requests fail. The same run is judged against several terms."""
     workload = """\
 name: wide
@@ -274,7 +280,7 @@ def priced_contract(terms: str) -> str:
     return qa_contract().replace("name: carried", header) + terms
 
 
-def test_cost_term_uses_the_prices_of_the_contract(tmp_path: Path) -> None:
+def test_a_cost_term_uses_the_prices_of_the_contract(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
     text = priced_contract("      - cost: 2.00 USD\n    should:\n      - cost: 1.00 USD\n")
     validation, directory = run_contract(tmp_path, text, url="sim:gb300-vm", shape="four")
@@ -288,7 +294,7 @@ def test_cost_term_uses_the_prices_of_the_contract(tmp_path: Path) -> None:
     assert must_cost.value == pytest.approx(40 / 3600 / good_per_s * 1000, rel=0.05)
 
 
-def test_cost_of_an_unknown_shape_is_inconclusive(tmp_path: Path) -> None:
+def test_the_cost_of_an_unknown_shape_is_inconclusive(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
     text = priced_contract("      - cost: 2.00 USD\n")
     validation, _ = run_contract(tmp_path, text, url="sim:gb300-vm", shape="five")
@@ -364,7 +370,7 @@ def write_agent_contract(tmp_path: Path) -> Path:
 
 
 @pytest.mark.commands
-def test_task_terms_are_judged_by_whole_tasks(
+def test_task_terms_are_judged_by_complete_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_agent_contract(tmp_path)
@@ -396,7 +402,7 @@ def test_task_terms_are_judged_by_whole_tasks(
 
 
 @pytest.mark.commands
-def test_dry_run_predicts_the_load_of_task_terms(
+def test_a_dry_run_predicts_the_load_of_task_terms(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_agent_contract(tmp_path)
@@ -435,7 +441,7 @@ def write_checksums(directory: Path) -> None:
     (directory / "SHA256SUMS").write_text("\n".join(lines) + "\n")
 
 
-def test_changed_and_missing_files_are_errors(tmp_path: Path) -> None:
+def test_changed_and_missing_files_of_a_validation_are_reported(tmp_path: Path) -> None:
     _, directory = run_contract(tmp_path, qa_contract(), url="sim:gb300-vm")
     (directory / "verdict.json").write_text("{}")
     (directory / "contract.yaml").unlink()
@@ -469,7 +475,7 @@ def test_corrupt_files_with_new_checksums_are_user_errors(tmp_path: Path) -> Non
         assert Path(name).name in str(exc_info.value)
 
 
-def test_original_command_is_that_of_the_first_run(tmp_path: Path) -> None:
+def test_the_original_command_of_a_validation_is_that_of_its_first_run(tmp_path: Path) -> None:
     """A run that was added later has the command that added it."""
     (tmp_path / FACTS_FILE).write_text("{}")
     for number in (10, 3, 1, 12, 2, 11):
@@ -516,7 +522,7 @@ levels:
 
 
 @pytest.mark.commands
-def test_dry_run_predicts_the_load_of_each_term(
+def test_a_dry_run_predicts_the_load_of_each_term(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
@@ -554,7 +560,7 @@ def test_dry_run_predicts_the_load_of_each_term(
 
 
 @pytest.mark.commands
-def test_estimated_requests_are_those_of_the_requested_seed(tmp_path: Path) -> None:
+def test_the_estimated_number_of_requests_follows_from_the_seed(tmp_path: Path) -> None:
     """A load of a duration has as many requests as its arrival times, which the seed decides."""
     (tmp_path / "c.yaml").write_text(qa_contract().replace("requests: 1500", "duration: 60s"))
     checked_contract = load_contract(tmp_path / "c.yaml", env={})
@@ -583,7 +589,7 @@ def test_estimated_requests_are_those_of_the_requested_seed(tmp_path: Path) -> N
     assert counts_by_seed[1] != counts_by_seed[2]
 
 
-def test_dry_run_names_terms_that_a_shorter_load_cannot_decide(
+def test_a_dry_run_names_terms_that_a_shorter_load_cannot_decide(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
@@ -595,7 +601,7 @@ def test_dry_run_names_terms_that_a_shorter_load_cannot_decide(
     assert "pass" in result.out
 
 
-def test_cut_run_shares_the_memory_of_its_records() -> None:
+def test_a_shortened_run_shares_the_memory_of_its_records() -> None:
     whole_run = run(rows(1, 3000))
     ordered_run = prediction.OrderedRun.from_run(whole_run)
     all_due_ns = whole_run.rows["due_ns"].tolist()
@@ -606,7 +612,7 @@ def test_cut_run_shares_the_memory_of_its_records() -> None:
         assert np.shares_memory(due_ns, ordered_run.rows["due_ns"])
 
 
-def test_dry_run_judges_each_length_once_and_stops_at_undecided_terms(tmp_path: Path) -> None:
+def test_a_dry_run_judges_each_length_once_and_stops_at_undecided_terms(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(COMPARING_CONTRACT)
     cut_counts = Counter[object]()
     judge_counts = Counter[str]()
@@ -646,7 +652,7 @@ def test_dry_run_judges_each_length_once_and_stops_at_undecided_terms(tmp_path: 
 
 
 @pytest.mark.commands
-def test_extension_decides_a_shortened_validation(
+def test_an_extension_decides_a_shortened_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
@@ -677,7 +683,7 @@ def test_extension_decides_a_shortened_validation(
 
 
 @pytest.mark.commands
-def test_add_without_extend_is_a_usage_error(
+def test_the_option_add_without_extend_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
@@ -687,7 +693,7 @@ def test_add_without_extend_is_a_usage_error(
 
 @pytest.mark.commands
 @pytest.mark.parametrize(("workload", "seed"), [("qa", 1), ("summarization", 2)])
-def test_suggested_extension_decides_the_validation(
+def test_the_suggested_extension_decides_the_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: str, seed: int
 ) -> None:
     """The suggested load is enough for all reasons, at the higher confidence of the extension."""
@@ -711,7 +717,7 @@ def test_suggested_extension_decides_the_validation(
     assert extended.code == 0, extended.out
 
 
-def test_failed_validation_cannot_be_extended(
+def test_a_failed_validation_cannot_be_extended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT.replace("60ms", "5ms"))
