@@ -151,7 +151,9 @@ def test_usage_errors_look_like_other_errors(
     assert not command or command[0].startswith("  type: loadgen ")
 
 
-def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_errors_of_a_command_line_are_reported_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     exits(
         "run",
         "qa",
@@ -191,7 +193,7 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.processes
-def test_command_runs_as_a_python_module() -> None:
+def test_the_command_runs_as_a_python_module() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "loadgen", "run", "nope"],
         capture_output=True,
@@ -213,7 +215,7 @@ def test_command_runs_as_a_python_module() -> None:
         (["run", "qa", "--url", "http://h:1"], ["run", "qa", "--url", "http://h:1"]),
     ],
 )
-def test_each_value_of_an_option_is_preceded_by_its_name(
+def test_several_values_of_an_slo_option_are_accepted_after_one_name(
     arguments: list[str], spread: list[str]
 ) -> None:
     assert expand_slo_flag(arguments) == spread
@@ -230,7 +232,7 @@ def test_two_endpoints_for_a_command_with_one_target_are_refused() -> None:
     assert "--url" in process.stderr
 
 
-def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_sends_no_request_and_states_the_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("run", "rag", "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1") == OK
     text = capsys.readouterr().out
     assert "220 requests" in text and "1,302" in text
@@ -298,7 +300,7 @@ def test_progress_states_the_time_left() -> None:
     assert re.fullmatch(r"c2: 2 of 4, .* 1 min 30 s .* \d\d:\d\d", describe_step("c2", second_step))
 
 
-def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
+def test_the_time_left_of_a_search_uses_its_estimated_trials_and_not_their_limit() -> None:
     """The estimate once multiplied by the largest number of trials and was 12 times too long."""
     steps = StepCounter(40, at_most=True)
     steps._start_ns -= 30_000_000_000
@@ -314,7 +316,7 @@ def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
     )
 
 
-def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
+def test_the_time_left_weights_steps_by_their_known_length() -> None:
     """Of levels of 1, 2, 4 and 8 in virtual time the last costs more than the others together."""
     steps = StepCounter(4, weights=[1, 2, 4, 8])
     steps._start_ns -= 30_000_000_000
@@ -388,7 +390,7 @@ def test_a_short_help_ends_a_sentence_at_its_end_and_not_at_an_ellipsis() -> Non
     assert "gb300-vm, b200x8, ..." in " ".join(help_text.split())
 
 
-def test_a_help_shows_panels_defaults_and_values_of_options(
+def test_a_help_has_panels_defaults_and_values_of_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -408,7 +410,7 @@ def test_a_help_shows_panels_defaults_and_values_of_options(
     assert "<" not in text.partition("Options:")[2]
 
 
-def test_every_option_of_the_table_names_its_value() -> None:
+def test_every_option_of_the_table_has_a_panel_and_a_name_of_its_value() -> None:
     for name, option in COMMAND_OPTIONS.items():
         assert option.panel in PANELS, name
         if option.flags:
@@ -458,7 +460,7 @@ def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, expected_
     assert expected_text in suggest_next_step(arguments, settings)
 
 
-def test_no_contract_is_offered_as_a_workload(
+def test_the_hint_for_a_missing_workload_suggests_no_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

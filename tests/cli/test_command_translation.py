@@ -74,14 +74,14 @@ def _typed_command(text: str) -> list[str]:
         ("mlperf --url http://h", "loadgen mlperf server --url http://h"),
     ],
 )
-def test_an_error_shows_the_whole_translated_command_line(
+def test_an_unknown_option_of_another_tool_has_a_hint_with_the_translated_command(
     command_line: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(*shlex.split(command_line)) == USAGE
     assert _typed_command(capsys.readouterr().err) == shlex.split(expected)
 
 
-def test_all_unknown_options_are_in_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_unknown_options_are_reported_in_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--nope", "1", "--base-url", "http://h", "--bogus", "--num-prompts", "5")
     assert exits("run", "qa", *arguments) == USAGE
     text = capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_all_unknown_options_are_in_one_error(capsys: pytest.CaptureFixture[str]
         (("compare", ROOT / "workloads/qa.yaml", ROOT / "workloads/rag.yaml"), "loadgen run"),
     ],
 )
-def test_a_frequent_mistake_gets_a_hint_that_says_what_to_type(
+def test_a_frequent_mistake_has_a_hint_with_the_correct_option(
     arguments: tuple[object, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(*arguments) == USAGE
@@ -111,7 +111,7 @@ def test_a_frequent_mistake_gets_a_hint_that_says_what_to_type(
 
 
 @pytest.mark.parametrize("flag", REPLACEMENTS)
-def test_what_replaces_an_option_of_another_tool_is_accepted(flag: str) -> None:
+def test_the_replacement_of_an_option_of_another_tool_is_accepted(flag: str) -> None:
     replacement = REPLACEMENTS[flag]
     command = "export" if flag == "--format" else "run"
     value = {"--goodput": "ttft:500 tpot:50", "--endpoint": "/v1/completions"}.get(flag, "5")
@@ -130,7 +130,7 @@ def test_an_option_of_another_tool_has_one_replacement() -> None:
     assert renamed & REPLACEMENTS.keys() <= api_flavors
 
 
-def test_a_translated_command_line_is_one_that_the_tool_takes() -> None:
+def test_a_translated_command_line_is_accepted() -> None:
     typed = "run qa --base-url http://h --ttft 500 --users 3 --quiet --max-seconds 5 --seed 1"
     translation = translate(typed.split(), 1, _options_of("run"))
     arguments = expand_slo_flag(list(translation.arguments[1:]))

@@ -22,7 +22,7 @@ GROUPS = ["start", "measure", "evidence", "cost", "tools"]
 
 
 @pytest.mark.parametrize("row", COMMANDS.builtin_rows, ids=lambda row: row.name)
-def test_every_row_leads_to_its_command(row: Any) -> None:
+def test_every_row_of_the_command_table_loads_its_command(row: Any) -> None:
     command = find_command(row.name)
     assert command.name == row.name and command.help
     assert len(row.help) <= 64 and row.help.endswith("."), "one line at 80 columns"
@@ -132,7 +132,7 @@ def test_only_the_requested_command_is_imported() -> None:
 
 
 @pytest.mark.processes
-def test_a_plain_run_imports_nothing_of_other_runs() -> None:
+def test_a_plain_run_imports_no_module_of_traces() -> None:
     modules, output = modules_after(
         "run", "qa", "--url", "sim:gb300-vm", "-c", "4", "-n", "8", "--dry-run"
     )

@@ -37,14 +37,14 @@ def ended(*arguments: str, shell: str = "", **more: str) -> subprocess.Completed
 
 @pytest.mark.processes
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
+def test_closed_standard_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
     process = ended(*RUN, "--out", str(tmp_path / "out"), shell=closed)
     assert process.returncode == 0, process.stderr
     assert (tmp_path / "out" / "summary.json").exists()
 
 
 @pytest.mark.processes
-def test_unprintable_text_is_reported_without_a_traceback() -> None:
+def test_a_full_standard_output_is_reported_without_a_traceback() -> None:
     process = ended("--version", shell="> /dev/full")
     assert process.returncode == 2 and process.stderr.startswith("error: the host refused: ")
     assert process.stderr.count("\n") == 2
@@ -52,7 +52,7 @@ def test_unprintable_text_is_reported_without_a_traceback() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
-def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
+def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
     """The command writes more than a pipe holds, and `| true` reads nothing of it."""
     process = ended(*RUN, "--slo", slo, "--out", str(tmp_path / "out"), shell="| true")
     assert process.returncode == (1 if slo == "e2e:1ms" else 0), process.stderr
@@ -62,7 +62,7 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo:
 
 
 @pytest.mark.processes
-def test_a_terminal_without_utf_8_gets_the_same_text(tmp_path: Path) -> None:
+def test_a_run_succeeds_on_a_terminal_without_utf_8(tmp_path: Path) -> None:
     process = ended(
         *RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"
     )
@@ -107,7 +107,7 @@ def test_a_path_that_the_host_refuses_is_a_user_error(
 
 
 @pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "x" * 300])
-def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
+def test_an_invalid_output_path_is_refused_before_the_run(out: str) -> None:
     with pytest.raises(CombinedError, match="--> --out "):
         build_settings({"out": out})
 
@@ -130,7 +130,7 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
         (("-c", "1" + "0" * 30), "--concurrency"),
     ],
 )
-def test_absurd_numbers_are_refused(
+def test_options_that_need_too_much_memory_are_refused(
     flags: tuple[str, ...], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exc_info:
@@ -166,7 +166,7 @@ def on_a_full_disk(most_bytes: int, *arguments: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.processes
-def test_a_full_disk_is_reported_with_what_was_saved(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_number_of_stored_records(tmp_path: Path) -> None:
     load = (*RUN[:4], "-n", "500", "--request-rate", "50")
     process = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
     assert process.returncode == 2, process.stderr
@@ -199,7 +199,7 @@ def test_the_counters_of_workers_have_space_on_the_disk_before_they_are_mapped(
 
 
 @pytest.mark.processes
-def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
+def test_a_disk_that_is_full_before_the_first_file_is_reported_without_records(
     tmp_path: Path,
 ) -> None:
     load = (*RUN[:4], "-n", "5", "--request-rate", "50")
@@ -270,7 +270,7 @@ main()
 
 
 @pytest.mark.processes
-def test_an_interruption_after_the_end_leaves_no_traceback() -> None:
+def test_an_interruption_after_the_end_of_a_command_prints_no_traceback() -> None:
     command = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Traceback" not in process.stderr
@@ -305,7 +305,7 @@ def test_an_interruption_as_a_loop_begins_waits_until_it_runs() -> None:
     assert (process.returncode, process.stderr) == (130, "interrupted\n")
 
 
-def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
+def test_the_password_of_a_misplaced_url_is_not_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whatever repeats what was typed: the screen of a build is read by many."""

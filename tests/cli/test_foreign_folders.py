@@ -160,7 +160,7 @@ def _ends(*command_line: str) -> None:
         print(fault)
 
 
-def test_every_command_has_a_case_in_this_file() -> None:
+def test_every_command_is_tested_with_foreign_folders() -> None:
     assert {row.name for row in COMMANDS.builtin_rows} == {
         arguments[0] for arguments in TAKERS.values()
     } | NONE | {"ui"}
@@ -205,7 +205,7 @@ def test_a_page_is_rendered_anew_and_never_served_as_stored(sound: Path, tmp_pat
     assert page_text is not None and "steal()" not in page_text
 
 
-def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> None:
+def test_a_page_replaces_a_symbolic_link_and_not_its_target(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for name in ("page", "page.new"):
         (tmp_path / name).symlink_to(tmp_path / "file")
@@ -245,7 +245,9 @@ def server(foreign_dir: Path, sound: Path) -> Iterator[ResultsServer]:
 
 
 @pytest.mark.parametrize("animal", ZOO)
-def test_ui_survives_every_folder(animal: str, foreign_dir: Path, server: ResultsServer) -> None:
+def test_the_ui_serves_every_foreign_folder_without_its_scripts(
+    animal: str, foreign_dir: Path, server: ResultsServer
+) -> None:
     ZOO[animal](foreign_dir)
     for path in (
         "",
@@ -383,7 +385,7 @@ def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
     ]
 
 
-def test_options_with_addresses_or_key_files_are_those_that_reach_out() -> None:
+def test_every_option_with_an_address_or_a_key_file_must_be_typed() -> None:
     """A new option that names a host or a file must be listed before a folder may set it."""
     data = {"trace", "dataset", "tokenizer", "system", "out", "prices", "check_answers"}
     places_named = {
@@ -398,7 +400,7 @@ def test_options_with_addresses_or_key_files_are_those_that_reach_out() -> None:
     }
 
 
-def test_a_page_that_loadgen_did_not_write_is_named(
+def test_a_page_that_loadgen_did_not_write_causes_a_warning(
     foreign_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (foreign_dir / "report.html").write_text("<script>steal()</script>")
@@ -418,7 +420,7 @@ def test_a_page_that_loadgen_did_not_write_is_named(
     )
 
 
-def test_a_page_runs_its_own_script_and_no_other() -> None:
+def test_the_security_policy_of_a_page_allows_only_its_script() -> None:
     text = page.Page("title", "made by").render()
 
     assert (

@@ -21,7 +21,7 @@ def test_a_result_with_two_prices_or_numbers_of_gpus_is_refused() -> None:
             cost_command._parse_pairs(["a=1", "results/a=2"], flag, [Path("results/a")])
 
 
-def test_a_source_of_a_sizing_with_two_prices_is_refused() -> None:
+def test_two_price_names_for_one_target_of_size_are_refused() -> None:
     with refused(UserError, "duplicate"):
         size_command.parse_price_names(["sim:a=x", "sim:a=y"], ["sim:a", "sim:b"])
 

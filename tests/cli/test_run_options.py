@@ -160,7 +160,7 @@ def test_command_line_and_python_refuse_the_same_values(
     assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
 
 
-def test_every_option_has_a_bad_value_here() -> None:
+def test_every_option_is_tested_with_an_invalid_value() -> None:
     no_wrong_text = {
         "model",
         "check_answers",
@@ -272,7 +272,7 @@ def test_the_option_table_agrees_with_the_settings() -> None:
     )
 
 
-def test_the_signature_names_every_option() -> None:
+def test_the_signature_of_run_has_every_option() -> None:
     for function in (loadgen.run, loadgen.arun):
         parameters = inspect.signature(function).parameters
         assert list(parameters) == ["workload", *OPTIONS]
@@ -409,14 +409,16 @@ UNDECIDED = {"slo": "tpot:1s", "output_tokens": 1}  # answers of one token have 
         lambda folder: ["sweep", "qa", *small(**UNDECIDED, concurrency="1,2"), "-o", folder],
     ],
 )
-def test_strict_makes_undecided_a_failure(
+def test_the_option_strict_turns_an_undecided_result_into_a_failure(
     call: Callable[[str], list[str]], strict: list[str], code: int, tmp_path: Path
 ) -> None:
     assert exits(*call(str(tmp_path / "a")), *strict) == code
     assert exits("report", str(tmp_path / "a"), "--no-html", *strict) == code
 
 
-def test_only_run_takes_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_other_than_run_refuse_a_store_as_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in (
         ["sweep", "qa", "-c", "1"],
         ["search", "qa", "--slo", "ttft:2s"],
@@ -426,7 +428,7 @@ def test_only_run_takes_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "copies its results" in capsys.readouterr().err
 
 
-def test_a_search_takes_lengths_traces_and_timeouts(
+def test_a_search_accepts_lengths_traces_and_timeouts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "t.jsonl"
@@ -463,7 +465,9 @@ def test_a_search_takes_lengths_traces_and_timeouts(
     assert "timeout" in capsys.readouterr().err
 
 
-def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_of_a_sweep_prints_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     call = [
         "sweep",
         "qa",
@@ -478,7 +482,7 @@ def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()
 
 
-def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
+def test_the_grace_option_limits_the_drain_of_mlperf_offline(tmp_path: Path) -> None:
     small_set = ["--target-qps", "20", "--min-duration", "1", "--mean-output", "8", "--seed", "1"]
     call = ["mlperf", "offline", "-b", "llama2-70b", "--url", "sim:gb300-vm", *small_set]
     exits(*call, "--grace", "5s", "-o", str(tmp_path / "m"))
@@ -489,7 +493,7 @@ def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("boolean_text", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)]
 )
-def test_a_boolean_key_refuses_other_values(
+def test_a_boolean_key_accepts_only_boolean_values(
     boolean_text: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [

@@ -20,13 +20,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_junit_of_a_simulated_run_says_simulated(tmp_path: Path) -> None:
+def test_junit_of_a_simulated_run_is_marked_as_simulated(tmp_path: Path) -> None:
     junit = tmp_path / "j.xml"
     assert exits("run", "qa", *SIM, *SHORT, "--junit", junit, "-o", tmp_path / "run") == 0
     assert "SIMULATED" in junit.read_text("utf-8")
 
 
-def test_the_summary_of_a_github_step_says_simulated(
+def test_the_github_step_summary_of_a_simulated_run_is_marked_as_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "step.md"
@@ -39,7 +39,7 @@ def test_the_summary_of_a_github_step_says_simulated(
 @pytest.mark.parametrize(
     "form", ["csv", "vllm", "aiperf", "aiperf-records", "guidellm", "inference-perf", "llm-d"]
 )
-def test_an_export_of_a_simulated_run_says_simulated(
+def test_an_export_of_a_simulated_run_is_marked_as_simulated(
     form: str, run_dir: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "export"
@@ -47,14 +47,14 @@ def test_an_export_of_a_simulated_run_says_simulated(
     assert "simulated" in file.read_text("utf-8").lower()
 
 
-def test_the_capacity_of_a_simulated_search_says_simulated(tmp_path: Path) -> None:
+def test_the_capacity_of_a_simulated_search_is_marked_as_simulated(tmp_path: Path) -> None:
     folder = tmp_path / "search"
     arguments = ("search", "qa", *SIM, "--slo", "ttft:2s:p90", "-d", "30s", "-o", folder)
     assert exits(*arguments, "--max-probes", "2") in (0, 1, 3)
     assert json.loads((folder / "capacity.json").read_bytes())["simulated"] is True
 
 
-def test_junit_of_a_validation_says_simulated(tmp_path: Path) -> None:
+def test_junit_of_a_simulated_validation_is_marked_as_simulated(tmp_path: Path) -> None:
     contract = tmp_path / "contract.yaml"
     contract.write_text(
         "name: short\nhorizon: 5s\ngpus: 4\nlevels:\n  - {name: load, workload: qa, rate: 1/s,"

@@ -67,7 +67,7 @@ def test_a_targets_file_sets_every_field_of_an_endpoint(tmp_path: Path) -> None:
         ("", ["t.yaml:1:1 empty_file"]),
     ],
 )
-def test_errors_are_reported_with_their_location(
+def test_errors_of_a_targets_file_are_reported_with_their_location(
     tmp_path: Path, written: str, expected_errors: list[str]
 ) -> None:
     file = tmp_path / "t.yaml"
@@ -107,7 +107,7 @@ def test_a_simulated_target_in_a_file_gives_the_same_error_as_an_option(tmp_path
     assert "the only target" in str(fault) and "http://sim" not in str(fault)
 
 
-def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
+def test_an_error_in_a_targets_file_does_not_print_the_password_of_a_url(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://u:secret@h/x y'}\n")
     with pytest.raises(CombinedError) as faults:
@@ -120,7 +120,7 @@ def test_a_repeated_url_is_refused() -> None:
         targets.create_endpoints(["http://h", "http://h/v1"], Endpoint(url=""))
 
 
-def test_a_simulated_target_beside_another_url_is_refused() -> None:
+def test_a_simulated_target_together_with_another_url_is_refused() -> None:
     with refused(CombinedError, "conflict", "--url"):
         targets.create_endpoints(["sim:gb300-vm", "http://h"], Endpoint(url=""))
 

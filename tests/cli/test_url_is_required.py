@@ -44,19 +44,21 @@ def test_an_empty_url_fails_the_gate_and_writes_no_result(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("url", [None, "", []])
-def test_python_needs_a_url_too(url: object) -> None:
+def test_a_run_in_python_needs_a_url(url: object) -> None:
     with pytest.raises((UserError, CombinedError)) as exc_info:
         loadgen.run("qa", url=url, concurrency=1, num_requests=1)  # type: ignore[arg-type]
     assert "sim:gb300-vm" in str(exc_info.value)
 
 
 @pytest.mark.parametrize("option", ["--model", "--tokenizer", "--shape", "--slo", "--prices"])
-def test_no_empty_option_means_its_default(option: str, tmp_path: Path) -> None:
+def test_empty_values_of_options_are_refused(option: str, tmp_path: Path) -> None:
     arguments = ("run", "qa", "--url", "sim:gb300-vm", "-c", "1", "-n", "12", option, "")
     assert exits(*arguments, "-o", tmp_path / "out") == 2
 
 
-def test_an_empty_url_beside_another_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_url_together_with_another_one_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert exits("run", "qa", "--url", "http://127.0.0.1:9", "--url", "") == 2
     assert "--url" in capsys.readouterr().err
 
