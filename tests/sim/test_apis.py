@@ -236,7 +236,7 @@ def read(*event_list: dict[str, Any], streamed: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("message_events", [MESSAGES, (FULL_MESSAGE,)])
-def test_a_message_has_its_text_thinking_tool_call_and_counts(
+def test_a_response_of_messages_has_text_thinking_tool_call_and_counts(
     message_events: tuple[dict[str, Any], ...],
 ) -> None:
     for completion in (
@@ -278,14 +278,14 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
         (message_event("ping"), "no_finish_reason"),
     ],
 )
-def test_error_events_of_messages_are_failures(last: dict[str, Any], kind: str) -> None:
+def test_error_events_of_the_messages_api_are_failures(last: dict[str, Any], kind: str) -> None:
     for streamed in (True, False):
         failure = read(*MESSAGES[:9], last, streamed=streamed).find_failure(True, False, True)
         assert failure is not None and failure.kind == kind
         assert kind != "error_event" or failure.text == "Overloaded"
 
 
-def test_a_chat_is_sent_as_messages() -> None:
+def test_a_chat_is_converted_to_the_messages_api() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "be brief"},
@@ -410,7 +410,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
     assert "max_tokens: " in stdout and "ignore_eos" not in stdout
 
 
-def test_responses_conversation_sends_only_new_messages(tmp_path: Path) -> None:
+def test_a_conversation_on_the_responses_api_sends_only_new_messages(tmp_path: Path) -> None:
     response_bytes = events(
         *STREAM, event("response.completed", response=response("completed")), done=False
     )
@@ -449,7 +449,7 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
     }
 
 
-def test_metrics_without_slo_need_no_longer_load(
+def test_a_search_without_ttft_needs_no_longer_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     response_bytes = answer(
@@ -476,7 +476,7 @@ def test_metrics_without_slo_need_no_longer_load(
     assert "not evaluated: ttft, tpot" in stderr and "too few to verify" not in stderr
 
 
-def test_response_without_values_is_a_failure(tmp_path: Path) -> None:
+def test_an_embeddings_response_without_values_is_a_failure(tmp_path: Path) -> None:
     good = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20}})
     with serving(*[good] * 12, answer({"data": [], "usage": {"prompt_tokens": 20}})) as server:
         settings = Settings(
@@ -493,7 +493,7 @@ def test_response_without_values_is_a_failure(tmp_path: Path) -> None:
     assert summary.requests.failed >= 10 and summary.requests.ok >= 1
 
 
-def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
+def test_a_rerank_request_sends_the_chunks_as_documents(tmp_path: Path) -> None:
     response_bytes = answer(
         {"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}}
     )
@@ -514,7 +514,7 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
         build_prompts(workload(SHORT), 1, 2, load_tokenizer(), PromptTarget(api="rerank"))
 
 
-def test_images_have_the_requested_size_and_differ() -> None:
+def test_images_of_requests_have_the_requested_size_and_differ() -> None:
     requested_workload = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
     prompts = build_prompts(requested_workload, 1, 2, load_tokenizer())
     urls = set()

@@ -43,7 +43,7 @@ LOADS = {
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_requests_need_few_calls_and_quiet_iterations_none(name: str) -> None:
+def test_the_simulation_needs_few_python_calls_per_request(name: str) -> None:
     workload_name, options, changes, most = LOADS[name]
     workload = loading.load(workload_name, read_flags(**options, warmup=0))
     requests = build_prompts(workload, 1, 1, load_tokenizer())

@@ -180,7 +180,7 @@ def test_both_implementations_end_quiet_iterations_alike(
     assert [*filter(is_event, reference[0])] == [*filter(is_event, one_by_one[0])]
 
 
-def test_pack_writes_request_fields_in_order() -> None:
+def test_packed_requests_have_their_fields_in_order() -> None:
     def packed(request_class: Any) -> list[list[int]]:
         requests = [request_class(number, 10 + number, 20, 30) for number in range(3)]
         for request in requests:
@@ -194,7 +194,7 @@ def test_pack_writes_request_fields_in_order() -> None:
     assert packed(compiled_module.SimRequest)[2] == [2, 12, *range(200, 211)]
 
 
-def test_garbage_collector_frees_cycles_through_requests() -> None:
+def test_the_garbage_collector_frees_cycles_through_requests() -> None:
     """A response that is the key of its request refers to itself and must be collectable."""
 
     class Answer:
@@ -214,7 +214,7 @@ def test_garbage_collector_frees_cycles_through_requests() -> None:
         replica.begin_iteration(0 if replica.end_ns == NEVER else replica.end_ns)
 
 
-def test_invalid_arguments_raise_errors() -> None:
+def test_invalid_arguments_of_the_compiled_replica_raise_errors() -> None:
     replica: Any = compiled_module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )

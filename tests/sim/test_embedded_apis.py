@@ -94,14 +94,14 @@ def test_rerank_counts_the_query_with_each_document(endpoint: EmbeddedServer, pa
         ("/v1/responses", {"input": "a", "previous_response_id": "resp_of_nobody"}),
     ],
 )
-def test_apis_refuse_invalid_requests(
+def test_each_api_of_the_embedded_server_refuses_invalid_requests(
     endpoint: EmbeddedServer, path: str, body: dict[str, Any]
 ) -> None:
     assert post_json(endpoint, path, **body)[0] == 400
 
 
 @pytest.mark.processes
-def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> None:
+def test_a_response_continues_a_previous_response(endpoint: EmbeddedServer) -> None:
     _, first = post_json(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
 
     assert (first["status"], first["incomplete_details"]) == (
@@ -127,7 +127,7 @@ def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> Non
 
 
 @pytest.mark.processes
-def test_a_streamed_response_has_numbered_events_and_the_text_of_the_whole_one(
+def test_a_streamed_response_has_numbered_events_and_the_text_of_a_complete_one(
     endpoint: EmbeddedServer,
 ) -> None:
     body = {"model": "m", "input": "tell me", "max_output_tokens": 5}
@@ -183,7 +183,7 @@ def test_embeddings_in_virtual_time_take_their_prefill_time(tmp_path: Path) -> N
     )
 
 
-def test_timed_out_embeddings_request_has_one_record(tmp_path: Path) -> None:
+def test_an_embeddings_request_that_times_out_has_one_record(tmp_path: Path) -> None:
     summary = simulated("rerank", RANKED, tmp_path / "r", 40, timeout="60ms")
 
     assert summary.requests.failed == summary.requests.scheduled == 40

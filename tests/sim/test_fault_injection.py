@@ -33,20 +33,22 @@ from loadgen.sim.server.request_parser import change_one_word
         ("no_done", InjectedFailure("no_done")),
     ],
 )
-def test_parse_failure_reads_name_and_argument(text: str, expected: InjectedFailure) -> None:
+def test_an_injected_failure_is_parsed_into_name_and_argument(
+    text: str, expected: InjectedFailure
+) -> None:
     assert parse_failure(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "explode", "truncate@soon", "truncate@-1", "no_done@3", "http_429@often"]
 )
-def test_invalid_failure_text_raises_an_error_with_a_hint(text: str) -> None:
+def test_an_invalid_injected_failure_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UserError) as exc_info:
         parse_failure(text, "X-Sim-Fault")
     assert exc_info.value.hint
 
 
-def test_flag_and_mapping_give_the_same_plan() -> None:
+def test_a_flag_and_a_mapping_give_the_same_failure_plan() -> None:
     flag = parse_failure_plan("truncate@3:0.05,http_429:0.1", seed=4)
     assert flag == parse_failure_fractions({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
     assert parse_failure_plan("") == FailurePlan()
@@ -55,7 +57,7 @@ def test_flag_and_mapping_give_the_same_plan() -> None:
     )
 
 
-def test_all_errors_of_a_plan_are_reported_together() -> None:
+def test_all_errors_of_a_failure_plan_are_reported_together() -> None:
     with pytest.raises(CombinedError) as exc_info:
         parse_failure_plan("explode:0.1,truncate:2,stall:often")
     assert len(exc_info.value.errors) == 3
@@ -63,7 +65,7 @@ def test_all_errors_of_a_plan_are_reported_together() -> None:
         parse_failure_plan("truncate:0.6,stall:0.6")
 
 
-def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
+def test_random_failures_have_their_fractions_and_are_deterministic() -> None:
     plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
     injected_failures = [plan.draw_failure(number, 100) for number in range(8000)]
     counts = Counter(fault.name for fault in injected_failures if fault)
@@ -80,7 +82,7 @@ def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_FAILURES))
-def test_failing_token_is_one_that_exists(name: str) -> None:
+def test_a_failure_is_injected_at_a_token_of_the_response(name: str) -> None:
     plan = parse_failure_plan(name, seed=1)
     tokens = {fault.argument for number in range(200) if (fault := plan.draw_failure(number, 7))}
     assert tokens == set(range(7))
@@ -88,12 +90,12 @@ def test_failing_token_is_one_that_exists(name: str) -> None:
     assert fixed is not None and fixed.argument == 6
 
 
-def test_every_failure_has_a_description() -> None:
+def test_every_injected_failure_has_a_description() -> None:
     assert TOKEN_FAILURES | set(DURATION_FAILURES) | set(COUNT_FAILURES) <= set(FAILURE_EFFECTS)
     assert all(FAILURE_EFFECTS.values())
 
 
-def test_corrupt_happens_only_above_its_number_of_requests_in_flight() -> None:
+def test_responses_are_corrupted_only_above_a_number_of_requests_in_flight() -> None:
     corrupt = parse_failure("corrupt@256")
     assert corrupt == InjectedFailure("corrupt", 256)
     assert not corrupt.happens_at(256)

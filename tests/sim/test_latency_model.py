@@ -46,7 +46,7 @@ def drain(pace: LatencyModel) -> list[tuple[Any, int, bool, int]]:
         ),
     ],
 )
-def test_parse_distribution_reads_kind_and_parameters(
+def test_a_latency_distribution_is_parsed_into_kind_and_parameters(
     text: str, expected: DurationDistribution
 ) -> None:
     assert parse_distribution(text) == expected
@@ -55,7 +55,7 @@ def test_parse_distribution_reads_kind_and_parameters(
 @pytest.mark.parametrize(
     "text", ["", "fast", "5 parsecs", "pareto:1ms,2", "normal:5ms", "lognormal:1ms,x", "-3ms"]
 )
-def test_invalid_distribution_raises_an_error_with_a_hint(text: str) -> None:
+def test_an_invalid_latency_distribution_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UserError) as exc_info:
         parse_distribution(text, "--itl")
     assert exc_info.value.where == "--itl" and exc_info.value.hint
@@ -64,7 +64,7 @@ def test_invalid_distribution_raises_an_error_with_a_hint(text: str) -> None:
 @pytest.mark.parametrize(
     ("step", "sizes"), [(1, [1] * 12), (5, [1, 5, 5, 1]), (11, [1, 11]), (50, [1, 11])]
 )
-def test_first_token_is_emitted_alone_and_then_one_per_interval(
+def test_the_first_token_is_emitted_alone_and_each_further_one_after_an_interval(
     step: int, sizes: list[int]
 ) -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, tokens_per_emission=step))
@@ -103,7 +103,7 @@ def test_due_times_do_not_depend_on_when_the_caller_advances(
     )
 
 
-def test_lockstep_emits_for_all_at_the_same_instants() -> None:
+def test_lockstep_emits_tokens_of_all_requests_at_the_same_instants() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, lockstep=True))
     for i in range(8):
         pace.submit(1 + 1_000_003 * i, i, 0, 20)
@@ -112,7 +112,7 @@ def test_lockstep_emits_for_all_at_the_same_instants() -> None:
     assert len(set(dues)) == 20
 
 
-def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
+def test_requests_get_slots_in_order_of_arrival_and_are_timed_from_then_on() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, slots=2))
     for key in "abcd":
         pace.submit(0, key, 0, 3)
@@ -127,7 +127,7 @@ def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
     assert (pace.active_count, pace.queued_count) == (0, 0)
 
 
-def test_cancelled_request_emits_nothing_and_frees_its_slot() -> None:
+def test_a_cancelled_request_emits_no_token_and_frees_its_slot() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, slots=1))
     for key in "abc":
         pace.submit(0, key, 0, 5)
@@ -166,7 +166,7 @@ def test_flooding_streams_take_turns() -> None:
     assert turns == [[("a", 1), ("b", 1)], [("a", 50), ("b", 50)], [("a", 50), ("b", 50)]]
 
 
-def test_draws_follow_their_distribution_and_depend_on_the_seed_only() -> None:
+def test_random_durations_follow_their_distribution_and_depend_on_the_seed_only() -> None:
     normal = [
         DurationDistribution(kind="normal", center_ns=20 * MS, spread=2 * MS).draw(1, 2, i)
         for i in range(4000)
@@ -184,7 +184,7 @@ def test_draws_follow_their_distribution_and_depend_on_the_seed_only() -> None:
     assert draw_uniform(1, 2, 3) == draw_uniform(1, 2, 3) != draw_uniform(2, 2, 3)
 
 
-def test_drawn_gaps_differ_between_streams_and_repeat_with_the_seed() -> None:
+def test_random_gaps_differ_between_streams_and_are_reproduced_by_the_seed() -> None:
     def dues(seed: int) -> list[int]:
         pace = LatencyModel(
             LatencyOptions(

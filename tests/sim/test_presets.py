@@ -14,7 +14,7 @@ from loadgen.sim.presets import preset
 ALL = ["b200x8", "gb200-vm", "gb300-rack", "gb300-vm", "gb300-vm-128k", "h100x8", "h200x8"]
 
 
-def test_names_lists_the_packaged_presets() -> None:
+def test_every_packaged_preset_is_listed() -> None:
     assert preset.names() == ALL
 
 
@@ -53,7 +53,7 @@ def test_llama_2_70b_has_its_published_size() -> None:
     assert model.token_flops == pytest.approx(2 * 68.7e9, rel=1e-3)
 
 
-def test_costs_are_the_roofline_of_their_constants() -> None:
+def test_costs_of_a_preset_equal_the_roofline_of_its_constants() -> None:
     loaded_preset = preset.load_preset("h100x8")  # two GPUs to a replica
     hardware, model = loaded_preset.hardware, loaded_preset.model
     bytes_per_s = 2 * hardware.bandwidth_tb_s.value * 1e12 * hardware.bandwidth_share.value
@@ -75,7 +75,7 @@ def test_costs_are_the_roofline_of_their_constants() -> None:
     assert 0.85 * 2 * 85.5e9 < used_bytes < 2 * 85.5e9
 
 
-def test_rack_speeds_match_its_published_logs() -> None:
+def test_speeds_of_the_rack_preset_equal_those_of_published_logs() -> None:
     rates = [node.tokens_per_s for node in published.load_nodes().rows]
     mean = sum(rates) / len(rates)
     rack = preset.load_preset("gb300-rack")
@@ -83,7 +83,7 @@ def test_rack_speeds_match_its_published_logs() -> None:
     assert rack.replicas == 72 and rack.costs == preset.load_preset("gb300-vm").costs
 
 
-def test_preset_of_another_model_is_computed_from_its_dimensions(tmp_path: Path) -> None:
+def test_a_preset_of_another_model_is_computed_from_its_dimensions(tmp_path: Path) -> None:
     preset_file = tmp_path / "mine.yaml"
     preset_file.write_text(
         """
@@ -154,7 +154,7 @@ def test_errors_of_a_preset_file_are_reported(
     assert hint in str(exc_info.value)
 
 
-def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
+def test_all_errors_of_a_preset_file_are_reported_with_their_positions(tmp_path: Path) -> None:
     preset_file = tmp_path / "own.yaml"
     preset_file.write_text(
         "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\n"
@@ -171,7 +171,7 @@ def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) 
     ]
 
 
-def test_error_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> None:
+def test_an_error_in_an_extended_preset_is_reported_in_its_file(tmp_path: Path) -> None:
     base, preset_file = tmp_path / "base.yaml", tmp_path / "own.yaml"
     base.write_text("extends: gb300-vm\nvms: 0\n")
     preset_file.write_text(f"extends: {base}\nvms: 2\n")
@@ -180,7 +180,7 @@ def test_error_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> N
     assert [fault.where for fault in exc_info.value.errors] == [f"{base}:2:6 (vms)"]
 
 
-def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
+def test_a_preset_that_extends_itself_or_is_missing_is_refused(tmp_path: Path) -> None:
     preset_file = tmp_path / "own.yaml"
     preset_file.write_text(f"extends: {preset_file}")
     with pytest.raises(UserError, match=r"own\.yaml \(extends\)"):
@@ -189,7 +189,7 @@ def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
         preset.load_preset(str(tmp_path / "none.yaml"))
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_the_hint_for_an_unknown_preset_lists_the_known_ones() -> None:
     with refused(UserError, "unknown_name", "--target") as exc_info:
         preset.load_preset("gb300-vmm", "--target sim:")
     hint = exc_info.value.hint

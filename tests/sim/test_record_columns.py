@@ -13,7 +13,7 @@ from loadgen.sim.record_columns import RecordColumns
 
 @settings(deadline=None, max_examples=30)
 @given(values=st.lists(st.integers(-1, 100), max_size=20), chosen=st.data())
-def test_columns_equal_those_of_an_array_of_records(
+def test_record_columns_equal_those_of_an_array_of_records(
     values: list[int], chosen: st.DataObject
 ) -> None:
     given_values = np.array(values, np.int64)

@@ -28,7 +28,7 @@ def preset(folder: Path, changes: str, of: str = "h100x8") -> str:
 
 @pytest.mark.commands
 @pytest.mark.parametrize("arrival", ["poisson: 12/s", "closed: 16"])
-def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
+def test_a_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arrival: str
 ) -> None:
     (tmp_path / "w.yaml").write_text(
@@ -67,7 +67,7 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
 
 
 @pytest.mark.processes
-def test_lost_replica_over_http_resets_its_requests_and_is_counted_on_a_page(
+def test_a_lost_replica_over_http_resets_its_requests_and_is_counted_on_a_page(
     tmp_path: Path,
 ) -> None:
     with (

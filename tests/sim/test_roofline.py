@@ -36,7 +36,7 @@ def filling(profile: str, url: str = VM, **flags: str) -> float:
         ("research-agent", f"{VM}-128k", 0.76),
     ],
 )
-def test_saturation_rate_is_near_the_capacity_of_searches(
+def test_the_saturation_rate_is_near_the_capacity_of_searches(
     profile: str, url: str, expected_rate: float
 ) -> None:
     """Half of all runs of ten minutes pass there: search PROFILE --url sim:gb300-vm, 2026-11-27."""
@@ -64,7 +64,7 @@ def test_longer_task_limits_raise_the_saturation_rate() -> None:
     assert rates[0] == 0, "nine of ten tasks do not end in 20 s even on an idle machine"
 
 
-def test_saturation_rate_grows_with_machines_and_the_tpot_limit() -> None:
+def test_the_saturation_rate_grows_with_machines_and_the_tpot_limit() -> None:
     assert filling("qa", "sim:gb300-rack") == pytest.approx(18 * filling("qa"), rel=0.01)
     assert filling("rag", slo=("tpot:30ms",)) < 0.75 * filling("rag", slo=("tpot:60ms",))  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_cached_tokens_of_earlier_turns_are_not_computed_again() -> None:
     assert work.generated_tokens == 1000
 
 
-def test_saturation_rate_of_embeddings_counts_only_prompts() -> None:
+def test_the_saturation_rate_of_embeddings_counts_only_prompts() -> None:
     workload = loading.load("qa", read_flags(request_rate="1", duration="60s", warmup="0"))
     rate = roofline.estimate_saturation_rate(workload, Settings(url=VM, api="embeddings"))
     assert rate is not None and rate > 3 * filling("qa")

@@ -85,7 +85,7 @@ def assert_all_blocks_are_free(replica: Replica) -> None:
         ),  # FLOPs bind: tokens, and half of the square
     ],
 )
-def test_duration_of_a_single_prompt_follows_the_roofline(
+def test_the_duration_of_a_single_prompt_follows_the_roofline(
     costs: Costs, prompt: int, expected_ns: float
 ) -> None:
     replica = Replica(costs, WIDE)
@@ -94,7 +94,7 @@ def test_duration_of_a_single_prompt_follows_the_roofline(
     assert (sim_request.first_iteration, sim_request.last_iteration) == (0, 0)
 
 
-def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
+def test_a_decode_iteration_reads_all_caches_and_computes_one_token_per_sequence() -> None:
     replica = Replica(COSTS, WIDE)
     drive(replica, [SimRequest(i, 0, 16, 3) for i in range(2)])
     # The first begins alone at its arrival. Its second token is computed with the next prompt.
@@ -109,7 +109,7 @@ def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
     ]
 
 
-def test_long_prompt_is_spread_over_iterations_while_others_decode() -> None:
+def test_a_long_prompt_is_spread_over_iterations_while_others_decode() -> None:
     replica = Replica(COSTS, WIDE)
     first_sim_request, long = SimRequest("first", 0, 10, 50), SimRequest("long", 1, 1300, 2)
     drive(replica, [first_sim_request, long])
@@ -142,7 +142,7 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits() -> None:
 # -- admission -------------------------------------------------------------------------------------
 
 
-def test_batch_size_limits_active_sequences() -> None:
+def test_the_batch_size_limits_active_sequences() -> None:
     limits = ServerLimits(
         max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096
     )
@@ -160,7 +160,7 @@ def test_batch_size_limits_active_sequences() -> None:
 
 
 @pytest.mark.parametrize(("guaranteed", "at_once"), [(True, 2), (False, 8)])
-def test_blocks_are_reserved_at_admission_or_taken_when_needed(
+def test_cache_blocks_are_reserved_at_admission_or_allocated_when_needed(
     guaranteed: bool, at_once: int
 ) -> None:
     """With 128 blocks of 16, a request of 956 tokens reserves 60 blocks, or 16 at first."""
@@ -191,7 +191,7 @@ def test_blocks_are_reserved_at_admission_or_taken_when_needed(
     assert_all_blocks_are_free(replica)
 
 
-def test_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
+def test_a_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
     limits = ServerLimits(
         max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128
     )
@@ -278,7 +278,7 @@ class CountedCache(OrderedDict[Any, None]):
         return super().popitem(last)
 
 
-def test_eviction_does_not_search_the_cache() -> None:
+def test_evicting_a_cache_block_does_not_search_the_cache() -> None:
     """A plain dict would have to step over the holes of all entries that were removed."""
     replica = reference.Replica(COSTS, REUSE)
 
@@ -367,7 +367,7 @@ def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
         assert_all_blocks_are_free(replica)
 
 
-def test_emissions_of_an_iteration_are_spaced() -> None:
+def test_emissions_of_an_iteration_are_spaced_within_its_length() -> None:
     def emitted(apart_ns: int) -> list[Any]:
         fleet = Fleet(SimulatedSystem(costs=COSTS, limits=WIDE), emission_spacing_ns=apart_ns)
         for key in range(10):
@@ -398,7 +398,7 @@ def test_emissions_of_an_iteration_are_spaced() -> None:
 # -- closed forms ----------------------------------------------------------------------------------
 
 
-def test_waiting_time_without_batching_matches_an_md1_queue() -> None:
+def test_the_waiting_time_without_batching_equals_that_of_an_md1_queue() -> None:
     """M/D/1: the mean wait is rho D / (2 (1 - rho)). Independent runs are compared."""
     service = 10 * MS
     costs = Costs(
@@ -477,7 +477,7 @@ def test_weighted_routing_spreads_turns_in_proportion_to_speed() -> None:
 
 @pytest.mark.parametrize("apart_ns", [0, 20_000])
 @pytest.mark.parametrize("every_ns", [7 * MS, 200 * MS, 2_000 * MS])  # busy; some gaps; each alone
-def test_fleet_emissions_do_not_depend_on_when_the_caller_advances(
+def test_emissions_of_a_fleet_do_not_depend_on_when_the_caller_advances(
     apart_ns: int, every_ns: int
 ) -> None:
     """Times over HTTP are absolute, however seldom the engine is polled."""

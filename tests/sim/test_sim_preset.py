@@ -69,7 +69,7 @@ def text_of_tokens(n: int, word: str = "token") -> str:
 
 
 @pytest.mark.processes
-def test_repeated_prompt_is_found_in_the_cache(endpoint: EmbeddedServer) -> None:
+def test_a_repeated_prompt_hits_the_cache_of_its_replica(endpoint: EmbeddedServer) -> None:
     cached = []
     for _ in range(3):  # round robin over two replicas: the third comes to the first one's cache
         body = completion(
@@ -104,7 +104,7 @@ def test_reading_metrics_empties_the_iteration_statistics(endpoint: EmbeddedServ
 
 
 @pytest.mark.processes
-def test_prometheus_page_counts_answered_and_refused_requests(endpoint: EmbeddedServer) -> None:
+def test_the_prometheus_page_counts_answered_and_refused_requests(endpoint: EmbeddedServer) -> None:
     def value(name: str) -> float:
         text = ask(endpoint, "GET", "/prometheus/metrics")[2].decode()
         return sum(
@@ -122,7 +122,7 @@ def test_prometheus_page_counts_answered_and_refused_requests(endpoint: Embedded
 
 
 @pytest.mark.processes
-def test_output_is_clamped_to_the_context_length(endpoint: EmbeddedServer) -> None:
+def test_the_output_is_clamped_to_the_context_length(endpoint: EmbeddedServer) -> None:
     body = json.loads(
         ask(endpoint, "POST", "/v1/completions", completion(text_of_tokens(2000), 500))[2]
     )
@@ -133,7 +133,7 @@ def test_output_is_clamped_to_the_context_length(endpoint: EmbeddedServer) -> No
 @pytest.mark.parametrize(
     ("version", "with_answer"), [("1.2.0", False), ("1.3.0rc2", True), ("2.0", True)]
 )
-def test_version_decides_where_timings_are_reported(
+def test_the_server_version_determines_where_timings_are_reported(
     quick: str, version: str, with_answer: bool
 ) -> None:
     with start(Options(preset=quick, version=version)) as server:

@@ -227,7 +227,7 @@ def test_usage_is_sent_only_when_requested(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_detokenize_false_returns_token_ids(endpoint: EmbeddedServer) -> None:
+def test_the_field_detokenize_false_returns_token_ids(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(3, detokenize=False))[2]
     choices = [event["choices"][0] for event in events(chunks[:3])]
     assert [len(c["token_ids"]) for c in choices] == [1, 1, 1] and {c["text"] for c in choices} == {
@@ -236,7 +236,7 @@ def test_detokenize_false_returns_token_ids(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_whole_response_equals_the_streamed_one(endpoint: EmbeddedServer) -> None:
+def test_a_response_without_streaming_equals_the_streamed_one(endpoint: EmbeddedServer) -> None:
     streamed = text(ask(endpoint, CHAT, chat(200))[2])
     full_response = json.loads(ask(endpoint, CHAT, chat(200, stream=False))[2][0])
     assert full_response["choices"][0]["message"]["content"] == streamed
@@ -245,7 +245,7 @@ def test_whole_response_equals_the_streamed_one(endpoint: EmbeddedServer) -> Non
 
 
 @pytest.mark.processes
-def test_server_timing_event_follows_done(endpoint: EmbeddedServer) -> None:
+def test_the_server_timing_event_follows_the_done_event(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, CHAT, chat(), X_TRTLLM_return_metrics="1")[2]
 
     assert chunks[-2] == b"data: [DONE]\n\n"
@@ -259,7 +259,7 @@ def test_server_timing_event_follows_done(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_output_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> None:
+def test_the_output_length_is_forced_random_or_clamped(endpoint: EmbeddedServer) -> None:
     ended = []
     for i in range(24):
         request_body = chat(
@@ -344,7 +344,7 @@ def test_known_paths_have_pages_and_unknown_paths_return_404(endpoint: EmbeddedS
 
 
 @pytest.mark.processes
-def test_openai_flavor_has_its_own_errors_and_events(tmp_path: Path) -> None:
+def test_the_openai_flavor_has_different_errors_and_events(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
     with start(
@@ -443,7 +443,7 @@ def test_each_injected_failure_damages_a_stream_as_described(
 @pytest.mark.parametrize(
     ("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)]
 )
-def test_status_failures_return_their_http_status(
+def test_injected_status_failures_return_their_http_status(
     endpoint: EmbeddedServer, fault: str, status: int
 ) -> None:
     got, headers, (error_body,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
@@ -452,7 +452,7 @@ def test_status_failures_return_their_http_status(
 
 
 @pytest.mark.processes
-def test_failed_completion_sends_done_twice(endpoint: EmbeddedServer) -> None:
+def test_a_failed_completion_sends_the_done_event_twice(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(), x_sim_fault="engine_error@1")[2]
     assert b'"error"' in chunks[2] and chunks[3:] == [b"data: [DONE]\n\n"] * 2
 
@@ -467,7 +467,7 @@ def test_failed_completion_sends_done_twice(endpoint: EmbeddedServer) -> None:
         ("close_delimited", "closed"),
     ],
 )
-def test_injected_failures_damage_whole_responses(
+def test_injected_failures_damage_responses_without_streaming(
     endpoint: EmbeddedServer, fault: str, how: str
 ) -> None:
     data, ended = raw(endpoint, chat(stream=False), fault)
@@ -475,7 +475,7 @@ def test_injected_failures_damage_whole_responses(
 
 
 @pytest.mark.processes
-def test_idle_reset_resets_a_reused_connection(endpoint: EmbeddedServer) -> None:
+def test_the_failure_idle_reset_resets_a_reused_connection(endpoint: EmbeddedServer) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat()))
         answer(sock)
@@ -485,7 +485,7 @@ def test_idle_reset_resets_a_reused_connection(endpoint: EmbeddedServer) -> None
 
 
 @pytest.mark.processes
-def test_unknown_failure_lists_the_known_ones(endpoint: EmbeddedServer) -> None:
+def test_the_error_for_an_unknown_failure_lists_the_known_ones(endpoint: EmbeddedServer) -> None:
     status, _, (error_body,) = ask(endpoint, CHAT, chat(), x_sim_fault="explode")
     assert status == 400 and all(
         name in json.loads(error_body)["message"] for name in FAILURE_EFFECTS
@@ -517,7 +517,7 @@ def test_planned_failures_occur_with_their_share() -> None:
     ],
     ids=["words", "tls", "header", "length", "chunk", "huge", "head", "body"],
 )
-def test_invalid_http_is_answered_with_an_error_and_closed(
+def test_invalid_http_is_answered_with_an_error_and_a_closed_connection(
     endpoint: EmbeddedServer, data: bytes, status: int
 ) -> None:
     with connect(endpoint) as sock:
@@ -537,7 +537,7 @@ def test_incomplete_requests_do_not_disturb_other_clients(endpoint: EmbeddedServ
 
 
 @pytest.mark.processes
-def test_request_may_arrive_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) -> None:
+def test_a_request_may_arrive_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) -> None:
     body = json.dumps(chat(2)).encode()
     with connect(endpoint) as sock:
         for byte in wire("POST", CHAT, body):
@@ -575,7 +575,7 @@ def test_many_idle_connections_do_not_disturb_other_clients(endpoint: EmbeddedSe
 
 
 @pytest.mark.processes
-def test_slow_reader_is_reset_and_counted_while_others_continue() -> None:
+def test_a_slow_reader_is_reset_and_counted_while_others_continue() -> None:
     options = Options(ttft="1ms", itl="1us", flood=True, buffer_bytes=100_000, max_seq_len=200_000)
     with start(options) as endpoint, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -597,7 +597,7 @@ def connect_address(endpoint: EmbeddedServer) -> tuple[str, int]:
 
 
 @pytest.mark.processes
-def test_disconnected_client_frees_its_slot() -> None:
+def test_a_disconnected_client_frees_its_slot() -> None:
     with start(Options(ttft="1ms", itl="10s", slots=1)) as endpoint:
         with connect(endpoint) as sock:
             sock.sendall(wire("POST", CHAT, chat(100)))
@@ -626,7 +626,7 @@ def test_used_connections_are_closed_after_the_keep_alive_time() -> None:
 
 
 @pytest.mark.processes
-def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: EmbeddedServer) -> None:
+def test_the_send_log_has_planned_and_actual_times_of_every_event(endpoint: EmbeddedServer) -> None:
     get(endpoint, "/_log")
     body = json.dumps(chat(40)).encode()
     ask(endpoint, CHAT, body, x_request_id="one")
@@ -655,7 +655,7 @@ def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: Embedded
 
 
 @pytest.mark.processes
-def test_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None:
+def test_the_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with embedded.start(
         Options(**FAST, log=str(path), log_events="ends", stream_interval=4)
@@ -669,7 +669,7 @@ def test_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_server_accepts_tls_connections(tmp_path: Path) -> None:
+def test_the_embedded_server_accepts_tls_connections(tmp_path: Path) -> None:
     authority = trustme.CA()
     leaf_cert = authority.issue_cert("localhost", "127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -694,13 +694,13 @@ def test_server_accepts_tls_connections(tmp_path: Path) -> None:
     "wrong",
     [{"itl": "fast"}, {"faults": "explode"}, {"host": "256.1.1.1"}, {"api_key_file": "/nowhere"}],
 )
-def test_endpoint_that_cannot_start_reports_why(wrong: dict[str, str]) -> None:
+def test_an_embedded_server_that_cannot_start_is_a_target_error(wrong: dict[str, str]) -> None:
     with pytest.raises(TargetError, match=r"--> loadgen\.sim\.server\.process$"):
         embedded.start(Options(**wrong))
 
 
 @pytest.mark.processes
-def test_the_endpoint_ends_with_its_parent() -> None:
+def test_the_embedded_server_ends_with_its_parent_process() -> None:
     code = (
         "import sys; from loadgen.sim.server.embedded import start; "
         "print(start().url, flush=True); sys.stdin.read()"

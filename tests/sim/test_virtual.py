@@ -86,7 +86,7 @@ def visited(
     interval=st.integers(1, 4),
     tight=st.booleans(),
 )
-def test_records_equal_those_computed_token_by_token(
+def test_records_of_a_virtual_run_equal_those_computed_token_by_token(
     lengths: list[tuple[int, int]],
     rate: int,
     interval: int,
@@ -143,7 +143,7 @@ def test_records_equal_those_computed_token_by_token(
     assert (virtual_records.timeline[0] == bins).all()
 
 
-def test_weighted_histogram_equals_adding_every_value() -> None:
+def test_a_weighted_histogram_equals_adding_every_value() -> None:
     values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
     histogram, other = Histogram(), Histogram()
     histogram.add(values, counts)
@@ -161,7 +161,7 @@ def ran(requested_workload: Workload, tmp_path: Path, target: str = TARGET) -> t
     return execute(requested_workload, Settings(url=target, out=tmp_path / "out"))
 
 
-def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path) -> None:
+def test_a_virtual_run_writes_a_run_directory_marked_as_simulated(tmp_path: Path) -> None:
     requested_workload = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
     summary, folder = ran(requested_workload, tmp_path)
     manifest = json.loads((folder / "run.json").read_bytes())
@@ -184,7 +184,7 @@ def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path
     assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
 
 
-def test_same_seed_gives_the_same_records(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_records(tmp_path: Path) -> None:
     requested_workload = load("agentic", read_flags(seed="5"))
     first, second = (
         ran(requested_workload, tmp_path / "a")[1],
@@ -229,7 +229,7 @@ def test_a_shared_prefix_is_cached_by_group(tmp_path: Path) -> None:
     assert sorted(set(cached.tolist())) == [0, 160] and (cached == 0).sum() == 3
 
 
-def test_overload_leads_to_timeouts_and_drops_at_the_cap(tmp_path: Path) -> None:
+def test_an_overload_causes_timeouts_and_drops_at_the_limit_in_flight(tmp_path: Path) -> None:
     text = (
         "requests: {input_tokens: 1000, output_tokens: 1000}\n"
         "stages: [{arrival: {poisson: 300/s}, duration: 10s}]\ngrace: 5s\nmax_in_flight: 2000"
@@ -254,7 +254,7 @@ def test_overload_leads_to_timeouts_and_drops_at_the_cap(tmp_path: Path) -> None
     assert int(made_events(folder)) == int(begun["output_events"].sum())
 
 
-def test_prefill_cap_limits_requests_in_virtual_time(tmp_path: Path) -> None:
+def test_the_limit_in_prefill_applies_in_virtual_time(tmp_path: Path) -> None:
     text = (
         "requests: {input_tokens: 2000, output_tokens: 100}\nmax_in_prefill: 2\n"
         "stages: [{arrival: {closed: {concurrency: 12, ramp: 0s}}, count: 60}]"
@@ -278,7 +278,7 @@ def made_events(folder: Path) -> int:
     return int(sum(times.sum() for times in store.read_run(folder).timeline))
 
 
-def test_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
+def test_a_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
     requests = "requests: {input_tokens: 100, output_tokens: 1000}"
     text = f"{requests}\nstages: [{{arrival: {{constant: 5/s}}, count: 20}}]\ntimeout: 2s"
     _, folder = ran(workload(tmp_path, text), tmp_path)
@@ -291,7 +291,7 @@ def test_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
     ).all()  # at the end of the iteration in which its time was over
 
 
-def test_conversation_load_ends_with_its_last_start(tmp_path: Path) -> None:
+def test_the_steady_state_of_conversations_ends_with_their_last_start(tmp_path: Path) -> None:
     """Turns that follow after the server's last response belong to the tail of the run."""
     text = (
         "requests: {input_tokens: 100, output_tokens: 500, "
@@ -305,7 +305,7 @@ def test_conversation_load_ends_with_its_last_start(tmp_path: Path) -> None:
     assert rows["due_ns"].max() / 1e9 > 2 * summary.window.steady.end_s
 
 
-def test_prompt_beyond_the_context_is_refused_and_output_clamped(tmp_path: Path) -> None:
+def test_a_prompt_beyond_the_context_is_refused_and_an_output_clamped(tmp_path: Path) -> None:
     """A load with few such requests is sent as asked; one with more is refused before it begins."""
     text = (
         "requests: {input_tokens: {empirical: {values: [100, 4000, 4096], weights: [8, 1, 1]}}, "
@@ -334,7 +334,7 @@ def test_prompts_of_a_file_are_counted_and_repeated_rows_cached(tmp_path: Path) 
     assert (rows["cached_tokens"][:3] == 0).all() and (rows["cached_tokens"][3:] >= 64).all()
 
 
-def test_trace_requests_share_their_hashed_prefixes(tmp_path: Path) -> None:
+def test_requests_of_a_trace_share_their_hashed_prefixes(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 1000 * i, "input_length": n, "output_length": 5, "hash_ids": hashes}
         for i, (n, hashes) in enumerate(
@@ -354,14 +354,14 @@ def test_trace_requests_share_their_hashed_prefixes(tmp_path: Path) -> None:
     assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2
 
 
-def test_unknown_preset_is_an_error_and_leaves_no_directory(tmp_path: Path) -> None:
+def test_an_unknown_preset_is_refused_and_leaves_no_directory(tmp_path: Path) -> None:
     with refused(UserError, "unknown_name", "--url"):
         execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.processes
-def test_first_output_line_says_simulated(tmp_path: Path) -> None:
+def test_the_first_output_line_of_a_simulated_run_contains_simulated(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -383,7 +383,7 @@ def test_first_output_line_says_simulated(tmp_path: Path) -> None:
     )
 
 
-def test_first_lines_state_the_rate_of_conversations(
+def test_the_first_output_lines_state_the_load_of_conversations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from loadgen.cli.app import main
