@@ -39,7 +39,9 @@ def call(ttft_ms: int, labels: dict[str, str], **more: Any) -> str:
     return Measurement(**{**fields, **more}).to_json()
 
 
-def test_calls_are_grouped_by_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_groups_application_calls_by_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "calls.jsonl"
     lines = [call(ttft, {"feature": "search"}) for ttft in range(10, 30)]
     lines += [call(100, {"feature": "chat", "user": f"u{n}"}) for n in range(25)]
@@ -75,7 +77,7 @@ def test_calls_are_grouped_by_label(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert groups[1]["label"] == "feature" and groups[1]["ttft_ms"]["p50"] == 100.0
 
 
-def test_an_invalid_call_is_reported_with_its_line(
+def test_an_invalid_application_call_is_reported_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "calls.jsonl"

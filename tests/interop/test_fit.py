@@ -33,7 +33,7 @@ from loadgen.interop.trace_fit import TraceFit, fit_trace
     ("shape", "x", "p"),
     [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)],
 )
-def test_gamma_distribution_function_equals_reference_values(
+def test_the_gamma_distribution_function_equals_reference_values(
     shape: float, x: float, p: float
 ) -> None:
     assert gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
@@ -194,7 +194,7 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
     ).arrivals.is_hourly  # bursts alone are no change
 
 
-def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> None:
+def test_labels_become_classes_with_separate_distributions(tmp_path: Path) -> None:
     """The classes of the fitted run are the features that the SDK recorded."""
 
     def build_measurement(at: int, feature: str) -> Measurement:
@@ -233,7 +233,7 @@ def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> N
     assert ran["search"] > ran["Chat-beta"] > ran["other"] - 1
 
 
-def test_fit_command_writes_a_workload_that_loads(
+def test_the_fit_command_writes_a_workload_that_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
@@ -293,7 +293,7 @@ def talk(
     return rows
 
 
-def test_conversations_become_distributions(tmp_path: Path) -> None:
+def test_conversations_of_a_trace_are_fitted_by_distributions(tmp_path: Path) -> None:
     def fitted(name: str, talks: list[list[dict[str, object]]]) -> TraceFit:
         (tmp_path / name).write_text(
             "".join(json.dumps(row) + "\n" for rows in talks for row in rows)
@@ -356,7 +356,7 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
         assert reason in " ".join(" ".join(fit_text.render_fit(lost_trace_fit)).split())
 
 
-def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -> None:
+def test_each_agent_and_sub_agent_is_fitted_as_a_conversation(tmp_path: Path) -> None:
     """Where one had a sub-agent, every request of all of them stood alone."""
     calls = [trace_rows.call(at, 200 + 150 * at, 20, *range(at + 1)) for at in range(3)]
     inner = trace_rows.subagent(
@@ -391,7 +391,7 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
 
 
 @pytest.mark.commands
-def test_recorded_traffic_sizes_what_it_replays(
+def test_recorded_application_traffic_is_fitted_replayed_and_sized(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run the steps of docs/reference/sdk-telemetry.md: record, fit, sweep, size, validate.

@@ -59,7 +59,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("name", "tool"), FILES.items())
-def test_real_files_are_recognised(name: str, tool: str) -> None:
+def test_real_files_of_other_tools_are_recognised(name: str, tool: str) -> None:
     foreign_result = reader.read_result(DATA / name)
     assert foreign_result.tool == tool and foreign_result.counts == definitions_of(tool)
     assert foreign_result.metrics["e2e_ms.p50"] > foreign_result.metrics["ttft_ms.p50"] > 0
@@ -97,7 +97,7 @@ def test_metrics_of_other_tools_are_read_unchanged(name: str, path: str, value: 
     assert reader.read_result(DATA / name).metrics[path] == pytest.approx(value, rel=1e-12)
 
 
-def test_irregularities_of_a_file_are_reported() -> None:
+def test_irregularities_of_a_foreign_file_are_reported() -> None:
     negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
 
     assert any("negative" in note for note in negative)
@@ -122,7 +122,7 @@ def test_irregularities_of_a_file_are_reported() -> None:
     "data",
     [b"", b"{", b"[]", b"{}", b"name: x\n", b"null", b"\xff\xfe", b'{"benchmarks": []}', b"3\n"],
 )
-def test_an_unknown_file_is_an_error(data: bytes) -> None:
+def test_a_file_of_an_unknown_tool_is_refused(data: bytes) -> None:
     with pytest.raises(UserError, match="--> file"):
         reader.parse_result(data, "file")
 
@@ -148,7 +148,7 @@ PLACES = {name: places(value)[1:] for name, value in VALUES.items()}
 
 
 @given(st.data())
-def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
+def test_damaged_files_of_other_tools_are_read_or_refused(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(VALUES)))
     value = json.loads(json.dumps(VALUES[name]))
     for place in data.draw(st.lists(st.sampled_from(PLACES[name]), min_size=1, max_size=3)):
@@ -177,7 +177,7 @@ def test_a_damaged_record_is_named_with_its_line() -> None:
     assert fault.value.where == "profile.jsonl:2"
 
 
-def test_text_and_page_name_the_tool_that_measured() -> None:
+def test_text_and_page_name_the_tool_that_measured_the_result() -> None:
     foreign_result = reader.read_result(DATA / "guidellm_benchmarks.json")
     text, page = (
         as_text.render(other_tools.report(foreign_result)),
@@ -194,7 +194,7 @@ def test_text_and_page_name_the_tool_that_measured() -> None:
 # -- what they would have reported -----------------------------------------------------------------
 
 
-def test_definitions_of_other_tools_equal_values_by_hand() -> None:
+def test_metrics_by_definitions_of_other_tools_equal_those_computed_by_hand() -> None:
     """Two requests are sent at 10 and 20 ms.
 
     Role events arrive at 50 and 60 ms, first tokens at 110 and 120 ms; each response has five
@@ -244,7 +244,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
 
 
-def test_weighted_samples_equal_repeated_values() -> None:
+def test_statistics_of_weighted_values_equal_those_of_repeated_values() -> None:
     draw = np.random.default_rng(1)
     values, weights = draw.lognormal(15, 1, 50), draw.integers(0, 9, 50)
     mine, plain = WeightedValues(values, weights).statistics(), np.repeat(values, weights) / 1e6
@@ -268,7 +268,9 @@ def test_percentiles_of_ordered_values_equal_numpy_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_two_selected_percentiles_equal_those_of_the_full_list(weighted: bool) -> None:
+def test_two_selected_percentiles_equal_those_of_the_full_list_of_percentiles(
+    weighted: bool,
+) -> None:
     draw = np.random.default_rng(1)
     sample = WeightedValues(
         draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None
@@ -393,7 +395,7 @@ def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
         st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none()),
     )
 )
-def test_a_document_written_in_parts_equals_the_whole_document(
+def test_a_document_written_in_parts_equals_the_complete_document(
     document: dict[str, list[Any]],
 ) -> None:
     arrays = {
@@ -410,7 +412,7 @@ def test_a_document_written_in_parts_equals_the_whole_document(
         )
 
 
-def test_llm_d_code_accepts_the_exported_benchmark_report_and_it_reads_back(
+def test_an_exported_llm_d_benchmark_report_is_accepted_by_llm_d_and_read_back(
     tmp_path: Path,
 ) -> None:
     records = rows(3, 700)
@@ -479,7 +481,7 @@ def test_early_stopping_percentiles_are_not_below_plain_percentiles() -> None:
     assert all(early[p] >= plain[p] for p in ("95.0", "90.0", "50.0"))
 
 
-def test_csv_has_a_line_per_request(
+def test_an_exported_csv_file_has_a_line_for_each_request(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     records = rows(1, 50)
@@ -498,7 +500,7 @@ def test_csv_has_a_line_per_request(
     assert {line["ttft_ms"] for line in lines if line["status"] == "failed"} == {""}
 
 
-def test_csv_marks_the_rows_that_the_report_leaves_out(
+def test_an_exported_csv_file_marks_the_rows_that_the_report_excludes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An export once had 104 warm-up requests among 13,303 without marking them."""
@@ -548,7 +550,7 @@ def test_exported_files_are_read_by_report_and_compare(
         ("bundle", "b.zip", "-o", "c.zip"),
     ],
 )
-def test_a_bundle_instead_of_a_folder_is_an_error_with_a_hint(
+def test_an_export_of_a_bundle_is_refused_with_a_hint(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -561,7 +563,7 @@ def test_a_bundle_instead_of_a_folder_is_an_error_with_a_hint(
     assert "unzip b.zip" in capsys.readouterr().err
 
 
-def test_export_takes_one_run_of_a_folder_with_several(
+def test_an_export_accepts_one_run_of_a_folder_with_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("r1", "r2"):
@@ -648,7 +650,7 @@ def test_deeply_nested_json_is_a_user_error(tmp_path: Path, text: str) -> None:
         reader.read_result(tmp_path / "deep.json")
 
 
-def test_a_percentile_that_is_no_number_is_ignored() -> None:
+def test_a_percentile_without_a_number_in_an_mlperf_log_is_ignored() -> None:
     log = (
         "MLPerf Results Summary\n"
         "Scenario : Server\n"
@@ -674,7 +676,7 @@ def run_whose_last_request_fails_late(tmp_path: Path) -> tuple[Summary, store.St
     return summarize(*stored), stored
 
 
-def test_exported_durations_end_with_the_last_response_also_of_a_failed_request(
+def test_exported_durations_end_with_the_last_response_including_failed_requests(
     tmp_path: Path,
 ) -> None:
     summary, stored = run_whose_last_request_fails_late(tmp_path)
@@ -757,7 +759,7 @@ def documented_fields() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_the_table_of_exported_fields_lists_what_is_written(tmp_path: Path, form: str) -> None:
+def test_the_table_of_exported_fields_lists_every_written_field(tmp_path: Path, form: str) -> None:
     run = loadgen.run(
         {"name": "w", "requests": {"input_tokens": 100, "output_tokens": 30}},
         url="sim:gb300-vm",

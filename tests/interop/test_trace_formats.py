@@ -316,7 +316,7 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_rows_send_their_options_and_a_model_that_the_server_lists(
+def test_rows_of_a_trace_send_their_options_and_a_model_that_the_server_lists(
     tmp_path: Path,
 ) -> None:
     plain = [mooncake(1000 * n, 20, 3) for n in range(3)]
@@ -349,7 +349,7 @@ def test_rows_send_their_options_and_a_model_that_the_server_lists(
 @pytest.mark.parametrize(
     "name", ["weka.jsonl", "tracelab.jsonl", "spans.jsonl", "bailian.jsonl", "burst.csv"]
 )
-def test_a_trace_in_its_published_form_is_run(name: str, tmp_path: Path) -> None:
+def test_a_trace_in_its_published_format_is_replayed(name: str, tmp_path: Path) -> None:
     rows, _, due, read, write = FILES[name]
     file = written(tmp_path / name, *rows)
     result = loadgen.run(trace=file, url="sim:gb300-vm-128k", seed=1, out=tmp_path / "out")
@@ -405,7 +405,7 @@ def test_parquet_tables_are_read_as_traces(tmp_path: Path) -> None:
         traces.read_trace(tmp_path / "cut")
 
 
-def test_a_date_beyond_64_bits_is_an_error_with_its_line(tmp_path: Path) -> None:
+def test_a_date_beyond_64_bits_is_refused_with_its_line(tmp_path: Path) -> None:
     path = written(
         tmp_path / "t.csv",
         "TIMESTAMP,ContextTokens,GeneratedTokens",
@@ -534,7 +534,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
         ),
     ],
 )
-def test_errors_are_reported_with_their_line(
+def test_an_invalid_trace_is_refused_with_the_line_of_its_error(
     rows: list[Any], code: str, key: str, line: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "t", *rows)
@@ -544,7 +544,7 @@ def test_errors_are_reported_with_their_line(
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_random_bytes_are_an_error_and_never_a_crash(data: bytes) -> None:
+def test_random_bytes_as_a_trace_raise_only_reported_errors(data: bytes) -> None:
     import tempfile
 
     with tempfile.NamedTemporaryFile() as file:

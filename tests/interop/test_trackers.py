@@ -18,7 +18,7 @@ from loadgen.interop import trackers
 EXAMPLE = repository_paths.DATA / "summary_example_rag_gpus.json"
 
 
-def test_every_metric_and_setting_is_logged() -> None:
+def test_every_metric_and_setting_is_logged_to_a_tracker() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     metrics, facts = trackers.collect_metrics(summary), trackers.collect_parameters(summary)
     assert metrics["ttft_ms.p99"] == summary.ttft_ms.p99 and metrics["verdict.valid"] == 1.0
@@ -27,7 +27,7 @@ def test_every_metric_and_setting_is_logged() -> None:
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="it is installed")
-def test_missing_tracker_package_is_an_error_that_names_it(
+def test_a_missing_tracker_package_is_an_error_that_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
