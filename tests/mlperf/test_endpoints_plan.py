@@ -86,7 +86,7 @@ def test_regions_outside_the_rules_are_refused(c_min: int, c_max: int) -> None:
 
 
 @pytest.mark.parametrize("c_min", [1, 8, 32])
-def test_a_window_lasts_600_s_up_to_32_and_1200_s_above_whatever_c_min_is(c_min: int) -> None:
+def test_a_window_lasts_600_s_up_to_a_concurrency_of_32_and_1200_s_above(c_min: int) -> None:
     concurrencies = sorted({c_min, 32, 33, 512, 560})
     curve = build_curve(concurrencies, c_max=512, dataset_size=1000, offline="dedicated")
     windows_s = {point.concurrency: point.min_window_s for point in curve.points}
@@ -105,7 +105,7 @@ def test_seven_spread_points_cover_every_region_and_reach_c_max(c_max: int) -> N
     assert len(curve.points) == required_points("dedicated") == 8
 
 
-def test_each_missed_rule_about_points_is_reported_with_its_section() -> None:
+def test_each_missed_rule_of_a_plan_is_reported_with_its_section() -> None:
     curve = build_curve([1, 2, 900, 2000], c_max=1024, dataset_size=500, offline="dedicated")
     problems = list(find_structure_problems(curve))
     sections = [problem.partition("section ")[2][:5] for problem in problems]
@@ -136,7 +136,7 @@ def test_an_interpolated_rate_lies_between_its_neighbours(
         assert min(measured.values()) / slack <= response_s <= max(measured.values()) * slack
 
 
-def test_a_run_sends_as_many_passes_as_the_window_and_the_limit_ask_for() -> None:
+def test_the_number_of_passes_of_a_point_follows_from_its_window_and_the_time_limit() -> None:
     curve = build_curve([1, 4, 40, 512], c_max=512, dataset_size=10_000, offline="dedicated")
 
     def passes(index: int, rate: float, limit_s: float | None) -> tuple[int, str]:
@@ -159,7 +159,7 @@ def test_a_run_sends_as_many_passes_as_the_window_and_the_limit_ask_for() -> Non
     assert passes(4, 100.0, None) == (14, "not needed")  # Offline: the time, but no window
 
 
-def test_time_and_cost_add_up() -> None:
+def test_the_time_and_the_cost_of_a_plan_are_the_sums_of_its_points() -> None:
     curve = build_curve([1, 4, 40, 512], c_max=512, dataset_size=10_000, offline="elected")
     rates = [ConcurrencyRate(1, 1.0), ConcurrencyRate(512, 5.12)]
     plan = plan_curve(curve, rates, SETTINGS, rate_source="test", is_simulated=False)
@@ -174,7 +174,7 @@ def test_time_and_cost_add_up() -> None:
     assert plan.lowest_concurrency_in_limit > 1
 
 
-def test_samples_and_salts_are_those_of_the_reference_client() -> None:
+def test_samples_and_salts_equal_those_of_the_reference_client() -> None:
     seed_set = rules.find_seed_set("A")
     oracle = random.Random(586478644936801402)
     assert draw_samples(seed_set, 13_368, 100) == [oracle.randint(0, 13_367) for _ in range(100)]
@@ -252,12 +252,12 @@ def test_a_point_without_a_window_gives_exit_code_1(capsys: pytest.CaptureFixtur
         "--concurrency 1,x --url sim:gb300-vm",
     ],
 )
-def test_wrong_options_are_refused(options: str) -> None:
+def test_invalid_options_of_an_endpoints_plan_are_refused(options: str) -> None:
     with pytest.raises(UserError):
         run_command_line(["mlperf", "endpoints", "plan", "-b", "llama3.1-8b", *options.split()])
 
 
-def test_a_plan_can_be_stored_and_read() -> None:
+def test_a_plan_equals_its_stored_and_decoded_form() -> None:
     curve = build_curve([1, 4, 40, 512], c_max=512, dataset_size=10_000, offline="elected")
     plan = plan_curve(
         curve, [ConcurrencyRate(1, 1.0)], SETTINGS, rate_source="test", is_simulated=False

@@ -99,7 +99,9 @@ def test_throughput_grows_and_speed_per_user_falls_with_concurrency(result: Curv
     assert result.tps_per_kw(result.points[-1]) == pytest.approx(throughputs[-1] / 8)
 
 
-def test_metrics_of_a_complete_run_equal_an_oracle(folder: Path, result: CurveResult) -> None:
+def test_metrics_of_a_complete_run_equal_those_computed_independently(
+    folder: Path, result: CurveResult
+) -> None:
     point = result.points[3]
     rows = store.read_run(folder / "curve" / point.point.name).rows
     ttft_ms = np.sort((rows["first_token_ns"] - rows["due_ns"]) / 1e6)
@@ -118,7 +120,7 @@ def test_a_window_throughput_equals_that_of_the_complete_run(result: CurveResult
         assert point.window.system_tps == pytest.approx(point.total.system_tps, rel=0.05)
 
 
-def test_the_same_command_runs_only_what_is_missing(folder: Path, tmp_path: Path) -> None:
+def test_a_repeated_command_runs_only_the_missing_points(folder: Path, tmp_path: Path) -> None:
     curve = tmp_path / "curve"
     shutil.copytree(folder / "curve", curve)
     expected = (curve / "endpoints.json").read_bytes()
@@ -205,7 +207,7 @@ def test_an_interrupted_curve_keeps_its_points_and_can_be_resumed(
     assert read_result(curve).points == read_result(folder / "curve").points
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_commands_of_a_curve_refuse_an_empty_folder(tmp_path: Path) -> None:
     for command in ("report", "mlperf endpoints check", f"bundle -o {tmp_path / 'curve.zip'}"):
         with pytest.raises(UserError):
             run_command_line([*command.split(), str(tmp_path)])
@@ -216,7 +218,7 @@ def measure(curve: Path) -> CurveResult:
     return measure_curve(curve, read_curve(curve))
 
 
-def test_another_curve_in_the_folder_is_refused(folder: Path) -> None:
+def test_a_curve_with_other_options_is_refused_in_the_same_folder(folder: Path) -> None:
     arguments = [*run_arguments(folder, folder / "curve"), "--power-kw", "9"]
     with pytest.raises(UserError) as error:
         run_command_line(arguments)
@@ -240,7 +242,9 @@ def test_a_curve_without_a_result_has_only_missing_points(folder: Path, tmp_path
     ("name", "command"),
     [("endpoints_curve.json", "mlperf endpoints check"), ("endpoints.json", "report")],
 )
-def test_a_damaged_file_is_reported(folder: Path, tmp_path: Path, name: str, command: str) -> None:
+def test_a_damaged_file_of_a_curve_is_refused(
+    folder: Path, tmp_path: Path, name: str, command: str
+) -> None:
     curve = tmp_path / "curve"
     shutil.copytree(folder / "curve", curve)
     content = (curve / name).read_bytes()
@@ -250,7 +254,9 @@ def test_a_damaged_file_is_reported(folder: Path, tmp_path: Path, name: str, com
     assert error.value.code == "damaged_file"
 
 
-def test_report_and_list_know_the_curve(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_list_include_the_curve(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     curve = str(folder / "curve")
     assert run_command_line(["report", curve]) == OK
     assert "unofficial" in capsys.readouterr().out
@@ -261,7 +267,7 @@ def test_report_and_list_know_the_curve(folder: Path, capsys: pytest.CaptureFixt
     assert [run.name for run in row.runs] == NAMES
 
 
-def test_derived_files_are_generated_again_from_the_records(folder: Path) -> None:
+def test_derived_files_of_a_curve_are_reproduced_from_the_records(folder: Path) -> None:
     for file in kind.regenerate(folder / "curve"):
         assert file.data == (folder / "curve" / file.name).read_bytes()
 
@@ -299,14 +305,14 @@ def test_a_forged_throughput_of_a_curve_is_not_verified(folder: Path, tmp_path: 
     }
 
 
-def test_the_page_is_marked_as_a_rehearsal_and_shows_each_verdict(folder: Path) -> None:
+def test_the_page_of_a_curve_is_marked_as_a_rehearsal_and_has_each_verdict(folder: Path) -> None:
     page = (folder / "curve" / "report.html").read_text("utf-8")
     assert "rehearsal, unofficial" in page
     assert "SIMULATED" in page
     assert page.count("steady window") >= len(NAMES)
 
 
-def test_the_check_reports_the_values_by_section(
+def test_the_check_of_a_curve_reports_the_values_by_section(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line(["mlperf", "endpoints", "check", str(folder / "curve"), "--json"]) == (
@@ -346,7 +352,7 @@ CHANGES: list[tuple[str, str, str, Callable[[PointResult], PointResult]]] = [
 
 
 @pytest.mark.parametrize(("section", "rule", "outcome", "change"), CHANGES)
-def test_a_point_that_misses_a_rule_changes_the_outcome(
+def test_a_point_that_misses_a_rule_changes_the_outcome_of_its_check(
     result: CurveResult,
     section: str,
     rule: str,
@@ -357,7 +363,7 @@ def test_a_point_that_misses_a_rule_changes_the_outcome(
     assert find_check(_with_point(result, change), section, rule).outcome == outcome
 
 
-def test_the_accuracy_rules_name_the_points_and_the_scores(result: CurveResult) -> None:
+def test_the_checks_of_accuracy_name_the_points_and_the_scores(result: CurveResult) -> None:
     checks = [check for check in check_curve(result).checks if check.section == "4.3"]
     assert {check.outcome for check in checks} == {"not checkable"}
     values = [check.value for check in checks]
@@ -367,7 +373,7 @@ def test_the_accuracy_rules_name_the_points_and_the_scores(result: CurveResult) 
     assert "rouge1 38.3914" in values[-1]
 
 
-def test_missing_points_and_regions_are_missed_rules(result: CurveResult) -> None:
+def test_missing_points_and_regions_are_reported_as_missed_rules(result: CurveResult) -> None:
     without_high = replace(result, points=result.points[:4])
     assert find_check(without_high, "5.3", "at least 7 points").outcome == "missed"
     assert find_check(without_high, "5.3", "High Concurrency").outcome == "missed"
@@ -443,9 +449,7 @@ def test_the_package_has_the_facts_of_a_system_file(result: CurveResult, tmp_pat
         assert node["accelerator_info"][0]["accelerators_per_node"] == 8
 
 
-def test_the_package_leaves_out_facts_that_nobody_stated(
-    result: CurveResult, tmp_path: Path
-) -> None:
+def test_the_package_omits_facts_that_nobody_stated(result: CurveResult, tmp_path: Path) -> None:
     without_facts = replace(
         result,
         points=tuple(
@@ -479,7 +483,7 @@ def test_facts_can_be_stated_after_the_runs(folder: Path, tmp_path: Path) -> Non
     assert (node["filesystem"], node["host_processors_per_node"]) == ("xfs", 2)
 
 
-def test_the_network_of_several_nodes_is_left_to_the_submitter(
+def test_the_package_of_several_nodes_omits_the_power_of_their_network(
     result: CurveResult, tmp_path: Path
 ) -> None:
     first = result.points[0]
@@ -534,7 +538,9 @@ def test_a_run_whose_pass_exceeds_the_limit_is_refused_before_it_starts(
     assert not (tmp_path / "curve" / "r1").exists()
 
 
-def test_every_prompt_of_a_file_has_a_salt_of_its_own(folder: Path, result: CurveResult) -> None:
+def test_every_prompt_of_the_request_file_has_a_different_salt(
+    folder: Path, result: CurveResult
+) -> None:
     lines = (folder / "curve" / "endpoints_requests_r2.jsonl").read_bytes().splitlines()
     prompts = [msgspec.json.decode(line)["prompt"] for line in lines]
     salts = [prompt[1:17] for prompt in prompts]

@@ -53,7 +53,7 @@ def test_schedules_equal_those_of_official_runs(
     assert (len(planned_arrivals.offsets_ns), planned_arrivals.end_ns) == (queries, duration_ns)
 
 
-def test_last_query_of_the_first_official_run_has_its_time() -> None:
+def test_the_last_query_of_the_first_official_run_has_its_time() -> None:
     planned_arrivals = rules.create_schedule(
         rules.create_test("llama2-70b", "server", "v5.1"), 170.0
     )
@@ -103,7 +103,7 @@ LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
 
 
 @pytest.mark.parametrize(("benchmark", "scenario", "ttft_ms", "tpot_ms"), LIMITS)
-def test_limits_equal_those_of_the_rules(
+def test_limits_of_the_tests_equal_those_of_the_rules(
     benchmark: str, scenario: Any, ttft_ms: int, tpot_ms: int
 ) -> None:
     mlperf_test = rules.create_test(benchmark, scenario)
@@ -132,7 +132,9 @@ def test_every_number_of_the_rules_has_a_source() -> None:
         (("deepseek-r1", "interactive", "v5.1"), "unsupported"),
     ],
 )
-def test_unknown_names_are_refused(arguments: tuple[Any, ...], code: str) -> None:
+def test_unknown_benchmarks_and_scenarios_are_refused(
+    arguments: tuple[Any, ...], code: str
+) -> None:
     with refused(UserError, code) as exc_info:
         rules.create_test(*arguments)
     assert exc_info.value.hint
@@ -159,7 +161,7 @@ def trace(
     )
 
 
-def test_rates_equal_those_computed_by_hand() -> None:
+def test_rates_of_an_mlperf_result_equal_those_computed_by_hand() -> None:
     run = trace(1001)
     run.latency_ns[500] = 40 * S  # the last to complete is not the last issued
     result = mlperf.judge_trace(run, SMALL)
@@ -190,7 +192,7 @@ def test_at_exactly_the_limit_loadgen_passes_and_the_checker_does_not(
     assert check.violations == (0 if is_met else 1000)
 
 
-def test_early_stopping_fails_where_the_percentile_passes() -> None:
+def test_early_stopping_can_fail_although_the_percentile_passes() -> None:
     """9 of 1,000 over: p99 is under the limit, but so few queries do not prove it."""
     run = trace(1000)
     run.ttft_ns[:9] = 2001 * MS
@@ -206,14 +208,14 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     )
 
 
-def test_too_short_and_too_few_exit_3_even_if_a_limit_is_missed() -> None:
+def test_a_run_that_is_too_short_or_small_exits_3_even_if_a_limit_is_missed() -> None:
     mlperf_test = structs.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
     result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), mlperf_test)
     assert [reason.kind for reason in result.reasons] == ["size", "size", "limit", "limit"]
     assert result.exit_code == 3
 
 
-def test_one_token_replies_are_counted_and_left_out() -> None:
+def test_responses_of_one_token_are_counted_and_excluded_from_tpot() -> None:
     run = trace(1000)
     run.tokens[::4] = 1
     result = mlperf.judge_trace(run, SMALL)
@@ -231,7 +233,7 @@ def test_one_token_replies_are_counted_and_left_out() -> None:
     assert (lenient.tpot.count, lenient.tpot.min, lenient.tokens) == (1000, -1000 * MS, 750 * 11)
 
 
-def test_uncompleted_queries_are_over_every_limit_and_a_reason() -> None:
+def test_uncompleted_queries_exceed_every_limit_and_make_the_run_invalid() -> None:
     run = trace(10_000)
     for column in (run.ttft_ns, run.latency_ns):
         column[:100] = mlperf.UNRESOLVED
@@ -246,7 +248,7 @@ def test_uncompleted_queries_are_over_every_limit_and_a_reason() -> None:
     assert result.exit_code == 3
 
 
-def test_offline_counts_from_the_start_of_the_query() -> None:
+def test_the_offline_scenario_measures_from_the_start_of_the_query() -> None:
     mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100
     )
@@ -294,7 +296,7 @@ def test_records_become_a_trace_in_the_order_of_issue() -> None:
         ),  # the official check looks no further than the second token
     ],
 )
-def test_test06_counts_one_token_and_early_end_failures(
+def test_the_compliance_test06_counts_wrong_first_tokens_and_early_ends(
     reply: Reply, failed: tuple[int, int, int]
 ) -> None:
     test06 = mlperf.count_test06_failures([reply])
@@ -334,7 +336,7 @@ def _generation_1(text: str) -> str:
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_a_written_log_is_read_back_equal(generation: int) -> None:
+def test_a_written_mlperf_log_is_read_back_unchanged(generation: int) -> None:
     result, summary, detail = _written(ttft=3 * S, latency=4 * S)
     assert summary.startswith("MLPerf-style, unofficial")
     log = parse_log(_generation_1(summary) if generation == 1 else summary, detail)
@@ -344,7 +346,7 @@ def test_a_written_log_is_read_back_equal(generation: int) -> None:
     assert "more queries" in log.detail["early_stopping_ttft_result"]
 
 
-def test_the_log_of_a_simulated_run_says_so(tmp_path: Path) -> None:
+def test_the_log_of_a_simulated_run_is_marked_as_simulated(tmp_path: Path) -> None:
     result = mlperf.judge_trace(trace(1000), SMALL, mlperf.MlperfRunFacts(simulated=True))
     run.write_result(tmp_path, result, SMALL, log_files.LogContext("rack", "1", STARTED))
     assert "SIMULATED" in (tmp_path / log_files.SUMMARY).read_text().splitlines()[1]
@@ -395,14 +397,14 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     )
 
 
-def test_a_valid_run_has_no_errors() -> None:
+def test_the_log_of_a_valid_run_has_no_errors() -> None:
     result, summary, detail = _written()
     assert result.errors == ()
     assert "No errors encountered" in summary and "No warnings encountered" in summary
     assert {entry["key"]: entry["value"] for entry in _entries(detail)}["num_errors"] == 0
 
 
-def test_submission_checker_line_names_the_two_limits_that_were_checked() -> None:
+def test_the_line_about_the_submission_checker_names_the_two_checked_limits() -> None:
     result, summary, _ = _written(ttft=3 * S, latency=4 * S)
     checks = result.checks
     assert [check.is_below_limit for check in checks] == [False, True]
@@ -412,7 +414,7 @@ def test_submission_checker_line_names_the_two_limits_that_were_checked() -> Non
     assert line in " ".join(as_text.render(text.create_report(result), full=True).split())
 
 
-def test_default_output_names_a_missed_limit() -> None:
+def test_the_default_output_names_a_missed_limit() -> None:
     run = trace(1000)
     run.ttft_ns[:30] = 2001 * MS
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, warnings=["a warning"])
@@ -422,7 +424,7 @@ def test_default_output_names_a_missed_limit() -> None:
     check_golden("mlperf_missed", rendered)
 
 
-def test_default_output_names_a_valid_rate_that_is_not_sustained() -> None:
+def test_the_default_output_names_a_valid_rate_that_is_not_sustained() -> None:
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, simulated=True)
     result = mlperf.judge_trace(trace(1000), SMALL, facts)
     result = structs.replace(result, sustained=False, sustained_reason="TTFT grows")
@@ -431,13 +433,13 @@ def test_default_output_names_a_valid_rate_that_is_not_sustained() -> None:
     check_golden("mlperf_not_sustained", rendered)
 
 
-def test_full_output_of_a_missed_limit_has_every_section() -> None:
+def test_the_full_output_of_a_missed_limit_has_every_section() -> None:
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, notes=["a note"])
     result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), SMALL, facts)
     check_golden("mlperf_full", as_text.render(text.create_report(result), full=True))
 
 
-def test_page_of_a_run_shows_rates_of_the_official_window() -> None:
+def test_the_page_of_a_run_has_the_rates_of_the_official_window() -> None:
     """The cards of the page show the rates of the MLPerf-style result instead of the run's."""
     result = mlperf.judge_trace(trace(1000), SMALL)
     replace_tiles = text.create_extra_sections(result, gpus=4).replace_tiles
@@ -450,13 +452,13 @@ def test_page_of_a_run_shows_rates_of_the_official_window() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_other_text_is_refused_as_a_log(text: str) -> None:
+def test_any_text_that_is_no_mlperf_log_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         parse_log(text)
 
 
 @given(st.data())
-def test_damaged_logs_raise_only_reported_errors(data: st.DataObject) -> None:
+def test_damaged_mlperf_logs_raise_only_reported_errors(data: st.DataObject) -> None:
     _, summary, detail = _written()
     cut, place = data.draw(st.integers(0, len(summary))), data.draw(st.integers(0, len(detail)))
     noise = data.draw(st.text(max_size=20))

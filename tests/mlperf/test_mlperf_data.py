@@ -49,7 +49,7 @@ def test_the_mean_output_of_a_synthetic_set_can_be_specified() -> None:
         dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=1024)
 
 
-def test_order_of_issue_equals_that_of_mlperf_loadgen() -> None:
+def test_the_order_of_issue_equals_that_of_mlperf_loadgen() -> None:
     """The first samples equal those of LoadGen 6.0.17 with 600 samples and the seeds of v6.1."""
     mlperf_test = structs.replace(rules.create_test("llama2-70b", "server", "v6.1"), samples=600)
     order = dataset.issue_order(mlperf_test)
@@ -63,7 +63,7 @@ ROWS = [{"prompt": "a b", "output_tokens": 3}, {"prompt": "c", "output_tokens": 
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_other_data_formats_are_read(tmp_path: Path, suffix: str) -> None:
+def test_data_sets_in_jsonl_and_parquet_are_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"set{suffix}"
     if suffix == ".jsonl":
         path.write_text("\n".join(map(json.dumps, ROWS)))
@@ -103,7 +103,7 @@ def test_invalid_data_files_are_refused(tmp_path: Path, name: str, data: bytes, 
     assert name in str(exc_info.value)
 
 
-def test_all_rows_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
+def test_rows_that_are_too_long_are_reported_together_up_to_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
     with pytest.raises(CombinedError) as exc_info:

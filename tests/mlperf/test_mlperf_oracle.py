@@ -126,7 +126,7 @@ def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
     )
 
 
-def test_offline_run_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
+def test_an_offline_run_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
     mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"),
@@ -161,7 +161,9 @@ def test_offline_run_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["server", "offline"])
-def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
+def test_the_detail_log_has_the_keys_of_mlperf_loadgen_in_order(
+    tmp_path: Any, scenario: Any
+) -> None:
     """All keys and settings equal those of the official LoadGen run with our settings."""
     mlperf_test = structs.replace(
         rules.create_test("llama2-70b", scenario), samples=SAMPLES, min_queries=100
@@ -295,7 +297,7 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
     return official(tmp_path_factory.mktemp("passing"), mlperf_test, 2000.0)
 
 
-def test_schedule_equals_that_of_mlperf_loadgen(passing: Official) -> None:
+def test_the_schedule_equals_that_of_mlperf_loadgen(passing: Official) -> None:
     planned_arrivals = rules.create_schedule(BASE, 2000.0)
     assert passing.log.detail["generated_query_count"] == len(planned_arrivals.offsets_ns)
     assert passing.log.detail["generated_query_duration"] == planned_arrivals.end_ns
@@ -311,7 +313,7 @@ def _exact(official_run: Official) -> Official:
     return official_run._replace(trace=official_run.trace._replace(due_ns=planned_offsets_ns))
 
 
-def test_passing_run_agrees_with_mlperf_loadgen(passing: Official) -> None:
+def test_a_passing_run_agrees_with_mlperf_loadgen(passing: Official) -> None:
     assert _agree(
         _exact(passing), structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     ).valid
@@ -325,7 +327,7 @@ def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
 @pytest.mark.parametrize(
     ("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)]
 )
-def test_run_that_fails_a_limit_agrees_with_mlperf_loadgen(
+def test_a_run_that_fails_a_limit_agrees_with_mlperf_loadgen(
     passing: Official, tmp_path: Any, metric: str, over: int
 ) -> None:
     """Limits from an earlier run are exceeded about as often in this one."""
@@ -338,7 +340,9 @@ def test_run_that_fails_a_limit_agrees_with_mlperf_loadgen(
     assert other.violations == 0
 
 
-def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> None:
+def test_a_run_that_fails_both_limits_has_the_blank_ttft_text_of_mlperf_loadgen(
+    tmp_path: Any,
+) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=1, tpot_ns=1)
     our_mlperf_result = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
     assert not our_mlperf_result.valid
@@ -346,7 +350,7 @@ def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> N
     assert our_mlperf_result.checks[0].missing_queries > 0
 
 
-def test_run_with_too_few_queries_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
+def test_a_run_with_too_few_queries_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
     our_mlperf_result = _agree(
         _exact(official(tmp_path, mlperf_test, 2000.0, max_query_count=600)), mlperf_test
@@ -354,7 +358,7 @@ def test_run_with_too_few_queries_agrees_with_mlperf_loadgen(tmp_path: Any) -> N
     assert (our_mlperf_result.min_queries_met, our_mlperf_result.exit_code) == (False, 3)
 
 
-def test_run_that_is_too_short_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
+def test_a_run_that_is_too_short_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     our_mlperf_result = _agree(
         _exact(official(tmp_path, mlperf_test, 2000.0, max_duration_ms=250)), mlperf_test

@@ -41,7 +41,7 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
     return path
 
 
-def test_the_workload_of_an_official_run_has_its_schedule() -> None:
+def test_the_workload_of_an_official_run_has_the_official_schedule() -> None:
     mlperf_test = rules.create_test("llama2-70b", "server", "v5.1")
     planned_scheduled_stage = build_schedule(
         mlperf_run.build_workload(mlperf_test, mlperf_run.synthetic_data(mlperf_test), qps=182.0), 5
@@ -52,7 +52,7 @@ def test_the_workload_of_an_official_run_has_its_schedule() -> None:
     )
 
 
-def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
+def test_every_pass_of_the_synthetic_set_has_the_order_of_mlperf_loadgen() -> None:
     from loadgen.core.requests import tokenizer
     from loadgen.core.requests.build import build_prompts
     from loadgen.mlperf import dataset
@@ -86,7 +86,7 @@ def _judged(folder: Path, qps: float, mlperf_test: rules.Test = SMALL) -> mlperf
     return mlperf_run.judge_run(directory, mlperf_test, summary, data_name=data.name, qps=qps)
 
 
-def test_simulated_run_has_a_result_that_says_it_is_simulated(tmp_path: Path) -> None:
+def test_the_result_of_a_simulated_mlperf_run_is_marked_as_simulated(tmp_path: Path) -> None:
     result = _judged(tmp_path, 100.0)
 
     assert (result.simulated, result.queries, result.resolved) == (True, 600, 600)
@@ -111,7 +111,7 @@ def test_the_columns_of_a_verdict_equal_those_of_the_records(tmp_path: Path) -> 
     assert all((columns[name] == rows[name]).all() for name in mlperf_run.COLUMNS)
 
 
-def test_offline_with_concurrency_counts_from_the_start(tmp_path: Path) -> None:
+def test_an_offline_run_with_a_concurrency_measures_from_its_start(tmp_path: Path) -> None:
     mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
     )
@@ -131,7 +131,7 @@ def test_offline_with_concurrency_counts_from_the_start(tmp_path: Path) -> None:
     )
 
 
-def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
+def test_requests_of_a_data_file_have_the_order_of_mlperf_loadgen(tmp_path: Path) -> None:
     from loadgen.mlperf import dataset as mlperf_data
 
     data, mlperf_test = mlperf_run.write_official_requests(
@@ -149,7 +149,7 @@ def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> No
     assert "30 of 30 rows" in data.name
 
 
-def test_tokens_counted_without_server_usage_have_a_warning(tmp_path: Path) -> None:
+def test_tokens_counted_without_server_usage_cause_a_warning(tmp_path: Path) -> None:
     data = mlperf_run.synthetic_data(SERVER)
     workload = mlperf_run.build_workload(SMALL, data, qps=100.0)
     summary, folder = run.execute(workload, Settings(url="sim:gb200-vm", out=tmp_path))
@@ -178,7 +178,7 @@ def test_tokens_counted_without_server_usage_have_a_warning(tmp_path: Path) -> N
     )
 
 
-def test_folder_without_a_result_is_refused(tmp_path: Path) -> None:
+def test_the_mlperf_verdict_of_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mlperf\.json"):
         mlperf_run.read_result(tmp_path)
 
@@ -202,7 +202,7 @@ def test_folder_without_a_result_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_usage_names_the_option(
+def test_an_invalid_mlperf_command_names_the_option(
     flags: list[str], fragments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("mlperf", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path / "o")) == 2
@@ -237,7 +237,7 @@ def test_the_command_prints_the_verdict_and_the_disclosure(
     assert "was changed" in capsys.readouterr().err
 
 
-def test_verdict_accepts_a_stored_result_with_other_sentences(tmp_path: Path) -> None:
+def test_the_verdict_command_accepts_a_stored_result_with_other_sentences(tmp_path: Path) -> None:
     run_dir = tmp_path / "o"
     flags = ["--target-qps", "4", "--min-duration", "5", "--gpus", "4", "--out", str(run_dir)]
     flags += ["--dataset", str(_small_data(tmp_path, 80)), "--url", "sim:gb200-vm"]
@@ -297,7 +297,7 @@ def test_page_and_report_of_a_run_have_the_mlperf_result(
     assert "its other checks" in page
 
 
-def test_offline_without_a_rate_runs_a_trial_first(
+def test_an_offline_run_without_a_rate_runs_a_trial_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The query is sized by a trial pass, so that it is long enough and not many times so."""
@@ -384,7 +384,7 @@ def test_the_peak_search_writes_a_capacity(
     assert "<th>early stopping</th>" in page
 
 
-def test_mlperf_search_runs_from_the_command_line(
+def test_the_mlperf_search_runs_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
@@ -414,7 +414,7 @@ def test_mlperf_search_runs_from_the_command_line(
 @pytest.mark.parametrize(
     "seed", ["1", "6595476841533595"]
 )  # with the second, a trial ends after 9 requests
-def test_a_search_without_a_passing_rate_says_so(
+def test_a_search_without_a_passing_rate_reports_that_the_lowest_load_failed(
     seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
@@ -436,7 +436,7 @@ def test_a_search_without_a_passing_rate_says_so(
     assert "even the lowest load" in capsys.readouterr().out
 
 
-def test_trial_of_the_search_is_as_long_as_its_confirmation() -> None:
+def test_a_trial_of_the_mlperf_search_is_as_long_as_its_confirmation() -> None:
     """What builds up for minutes passes in a run of 30 s: such a peak was never confirmed."""
     trial = structs.replace(SERVER, min_duration_ns=30 * 10**9)
     assert mlperf_run.create_trial_test(trial, 300.0) == trial  # a pass takes 82 s
@@ -446,7 +446,7 @@ def test_trial_of_the_search_is_as_long_as_its_confirmation() -> None:
     )  # 84 passes: the rest of the last one is nothing
 
 
-def test_a_search_that_finds_no_endpoint_leaves_nothing(
+def test_a_search_of_an_unreachable_endpoint_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dead = ["--url", "http://127.0.0.1:1", "--out", str(tmp_path / "o")]
@@ -526,7 +526,7 @@ INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 
 
 @pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
-def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_mlperf_package_names_the_extra_to_install(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed") as exc_info:
         official_loadgen.run_official_test(
             SMALL, mlperf_run.synthetic_data(SERVER), Settings(), output_dir=tmp_path, qps=1.0

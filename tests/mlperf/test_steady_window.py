@@ -157,7 +157,7 @@ def test_ttft_alone_gives_a_warning_and_no_verdict() -> None:
 # -- coverage --------------------------------------------------------------------------------------
 
 
-def test_a_window_that_is_long_enough_for_the_detector_but_not_for_the_region() -> None:
+def test_a_window_shorter_than_its_region_requires_is_not_official() -> None:
     log = make_log([18.0, *([20.0] * 8)])  # a window of 795 s
     assert judge(log, concurrency=32).status == "windowable"
     above = judge(log, concurrency=33)
@@ -166,7 +166,7 @@ def test_a_window_that_is_long_enough_for_the_detector_but_not_for_the_region() 
     assert (judge(log, concurrency=32).minimum_duration_s, above.minimum_duration_s) == (600, 1200)
 
 
-def test_plateaus_that_are_all_too_short_are_not_found_but_shown() -> None:
+def test_plateaus_that_are_all_too_short_give_no_window_and_are_reported() -> None:
     state = judge(make_log(STEADY_TPOTS_MS, super_pass_s=10))
     assert (state.verdict, state.status) == ("not found", "insufficient_duration")
     assert state.window is not None
@@ -204,7 +204,9 @@ def test_a_noisy_metric_needs_more_super_passes() -> None:
     ("queries", "status"),
     [(0, "partial_dataset"), (SUPER_PASS - 1, "partial_dataset"), (70, "insufficient_passes")],
 )
-def test_a_run_that_is_too_short_for_a_window(queries: int, status: str) -> None:
+def test_a_run_that_is_too_short_for_a_window_has_the_hint_to_run_longer(
+    queries: int, status: str
+) -> None:
     log = make_log(STEADY_TPOTS_MS)
     state = judge(QueryLog(*(column[:queries] for column in log)))
     assert (state.verdict, state.status) == ("not found", status)
@@ -225,7 +227,7 @@ TPOTS_MS = st.lists(st.sampled_from([19.0, 19.5, 20.0, 20.4, 22.0, 26.0]), min_s
 
 
 @given(TPOTS_MS, st.integers(0, 10**18))
-def test_the_time_of_a_run_changes_nothing_but_the_times_of_its_window(
+def test_the_start_time_of_a_run_shifts_only_the_times_of_its_window(
     tpots_ms: list[float], shift_ns: int
 ) -> None:
     log = make_log(tpots_ms)
@@ -241,7 +243,9 @@ def test_the_time_of_a_run_changes_nothing_but_the_times_of_its_window(
 
 
 @given(TPOTS_MS, st.integers(2, 50))
-def test_a_slower_clock_changes_no_plateau_and_no_trend(tpots_ms: list[float], scale: int) -> None:
+def test_a_slower_time_scale_changes_no_plateau_and_no_trend(
+    tpots_ms: list[float], scale: int
+) -> None:
     log = make_log(tpots_ms)
     slow = log._replace(
         issued_ns=log.issued_ns * scale,
@@ -260,7 +264,7 @@ def test_a_slower_clock_changes_no_plateau_and_no_trend(tpots_ms: list[float], s
 
 
 @given(TPOTS_MS)
-def test_a_window_is_a_plateau_of_whole_super_passes_after_the_ramp_up(
+def test_a_window_is_a_plateau_of_complete_super_passes_after_the_ramp_up(
     tpots_ms: list[float],
 ) -> None:
     state = judge(make_log(tpots_ms))
@@ -279,7 +283,7 @@ def test_a_window_is_a_plateau_of_whole_super_passes_after_the_ramp_up(
 # -- the block of a submission ---------------------------------------------------------------------
 
 
-def test_the_block_of_a_steady_point_has_the_fields_that_the_checker_reads() -> None:
+def test_the_steady_state_block_has_the_fields_that_the_checker_reads() -> None:
     log = make_log(STEADY_TPOTS_MS)
     failed = log.completed_ns.copy()
     failed[[0, 25, 26]] = NEVER_NS  # the first one is before the window
@@ -300,13 +304,13 @@ def test_the_block_of_a_steady_point_has_the_fields_that_the_checker_reads() -> 
     }
 
 
-def test_the_block_of_a_staircase_says_where_the_step_is() -> None:
+def test_the_steady_state_block_of_a_step_states_its_position() -> None:
     log = make_log([18.0, *([20.0] * 16), *([30.0] * 5)])
     block = build_steady_state_block(judge(log), log)
     assert block["anomaly"] == {"change_point_super_pass": 17, "delta_pct": pytest.approx(50)}
 
 
-def test_the_block_of_a_point_without_a_plateau_has_no_window() -> None:
+def test_the_steady_state_block_of_a_point_without_a_plateau_has_no_window() -> None:
     log = make_log([20.0, 26.0] * 10)
     block = build_steady_state_block(judge(log), log)
     assert (block["status"], block["verdict"]) == ("insufficient_passes", "not found")
@@ -317,7 +321,7 @@ def test_the_block_of_a_point_without_a_plateau_has_no_window() -> None:
 # -- the query log ---------------------------------------------------------------------------------
 
 
-def test_the_log_of_a_run_is_in_the_order_of_issue_and_keeps_failures() -> None:
+def test_the_query_log_of_a_run_is_in_the_order_of_issue_and_includes_failures() -> None:
     rows = np.zeros(4, ROW)
     rows["slot"] = [0, 1, 2, 3]
     rows["due_ns"] = [70, 20, -1, 40]
