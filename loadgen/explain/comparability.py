@@ -130,22 +130,23 @@ def _list_different_lengths(
     """
     lengths = [
         _CountedLength(
-            "counted prompt tokens per request",
-            loadgen_run.compute_mean_tokens("input_tokens"),
-            other_result.input_tokens_per_request,
+            name="counted prompt tokens per request",
+            loadgen_tokens=loadgen_run.compute_mean_tokens("input_tokens"),
+            other_tokens=other_result.input_tokens_per_request,
         ),
         _CountedLength(
-            "counted output tokens per request",
-            loadgen_run.compute_mean_tokens("output_tokens"),
-            other_result.output_tokens_per_request,
+            name="counted output tokens per request",
+            loadgen_tokens=loadgen_run.compute_mean_tokens("output_tokens"),
+            other_tokens=other_result.output_tokens_per_request,
         ),
     ]
     for length in lengths:
         if not length.loadgen_tokens or not length.other_tokens:
             continue
 
-        shorter, longer = sorted([length.loadgen_tokens, length.other_tokens])
-        if longer > MAX_TOKEN_RATIO * shorter:
+        smaller_count = min(length.loadgen_tokens, length.other_tokens)
+        larger_count = max(length.loadgen_tokens, length.other_tokens)
+        if larger_count > MAX_TOKEN_RATIO * smaller_count:
             loadgen_text = f"{length.loadgen_tokens:.4g}"
             other_text = f"{length.other_tokens:.4g}"
             yield ComparedField(length.name, loadgen_text, other_text)
@@ -154,25 +155,26 @@ def _list_different_lengths(
 def _compare_load(
     stage: StagePlan, other_concurrency: float | None, other_rate_per_s: float | None
 ) -> ComparedField:
-    """Return the loads of loadgen and of the other tool as a property to compare.
+    """Return the loads of loadgen and of the other tool, so that they can be compared.
 
-    A load is a number of requests in flight or a request rate.
+    A load is either a number of requests in flight (concurrency) or a request rate. If the two
+    tools use different kinds of load, both are described as texts, which differ.
 
     Args:
         stage: The load of loadgen's run.
         other_concurrency: The requests in flight of the other tool, or None.
         other_rate_per_s: The request rate of the other tool, or None.
     """
+    has_concurrency = bool(stage.concurrency)
+    has_rate = stage.rate is not None
     other_has_only_rate = other_concurrency is None and other_rate_per_s is not None
     other_has_only_concurrency = other_rate_per_s is None and other_concurrency is not None
 
-    if stage.concurrency:
-        if other_has_only_rate:
-            loadgen_load = f"{stage.concurrency} in flight"
-            return ComparedField("load", loadgen_load, f"{other_rate_per_s:g}/s")
+    if has_concurrency and other_has_only_rate:
+        return ComparedField("load", f"{stage.concurrency} in flight", f"{other_rate_per_s:g}/s")
+    if has_concurrency:
         return _compare_numbers("concurrency", stage.concurrency, other_concurrency)
-
-    if stage.rate is not None and other_has_only_concurrency:
+    if has_rate and other_has_only_concurrency:
         return ComparedField("load", f"{stage.rate:g}/s", f"{other_concurrency:g} in flight")
     return _compare_numbers("request rate", stage.rate, other_rate_per_s)
 
@@ -180,20 +182,24 @@ def _compare_load(
 def _compare_numbers(
     name: str, loadgen_number: float | None, other_number: float | None
 ) -> ComparedField:
-    """Return a number of loadgen and of another tool as a property to compare.
+    """Return a number of loadgen and of another tool as texts, "" for an unknown number.
 
-    Numbers that differ by at most SAME_LOAD_WITHIN get the same text, so that they count as equal.
+    Texts are compared for equality, so numbers that differ by at most SAME_LOAD_WITHIN get the same
+    text: 100 and 100.5 are both "100".
     """
     loadgen_text = "" if loadgen_number is None else f"{loadgen_number:g}"
+    if _is_nearly_equal(loadgen_number, other_number):
+        return ComparedField(name, loadgen_text, loadgen_text)
+
     other_text = "" if other_number is None else f"{other_number:g}"
-
-    if loadgen_number is not None and other_number is not None:
-        largest_number = max(abs(loadgen_number), abs(other_number))
-        difference = abs(loadgen_number - other_number)
-        if difference <= SAME_LOAD_WITHIN * largest_number:
-            other_text = loadgen_text
-
     return ComparedField(name, loadgen_text, other_text)
+
+
+def _is_nearly_equal(first: float | None, second: float | None) -> bool:
+    """Return True if two known numbers differ by at most SAME_LOAD_WITHIN of the larger one."""
+    if first is None or second is None:
+        return False
+    return abs(first - second) <= SAME_LOAD_WITHIN * max(abs(first), abs(second))
 
 
 def _mean_requested_tokens(loadgen_run: LoadgenRun) -> float | None:
@@ -204,15 +210,18 @@ def _mean_requested_tokens(loadgen_run: LoadgenRun) -> float | None:
 
 
 def _normalize_url(url: str) -> str:
-    """Return host and port of a URL, such as "127.0.0.1:8000" for "http://localhost:8000/v1".
+    """Return the server of a URL as "host:port", without the scheme, user name and path.
 
-    Names of the local machine are replaced by its address, so that equal servers are equal texts.
+    Names of the local machine become its address, so that two URLs of a server are equal:
+    "http://localhost:8000/v1" and "127.0.0.1:8000" are both "127.0.0.1:8000". A URL without a port
+    has only the host. Return "" for an empty URL.
     """
     if not url:
         return ""
 
-    url_with_scheme = url if "//" in url else f"//{url}"
-    host_and_port = urlsplit(url_with_scheme).netloc.rpartition("@")[2]  # without the user name
+    # Without "//", urlsplit would take the host for a path.
+    url_with_slashes = url if "//" in url else f"//{url}"
+    _, _, host_and_port = urlsplit(url_with_slashes).netloc.rpartition("@")
     host, colon, port = host_and_port.rpartition(":")
     if not colon:
         return LOCAL_HOSTS.get(host_and_port, host_and_port)
@@ -222,19 +231,21 @@ def _normalize_url(url: str) -> str:
 def _list_remarks(
     loadgen_run: LoadgenRun, other_result: OtherResult, stage: StagePlan
 ) -> Iterator[str]:
-    """Yield differences between the loads that change metrics, as sentences.
+    """Yield sentences on what else may differ between the loads: the start, and the API.
 
     Args:
         loadgen_run: The run of loadgen.
         other_result: The result of the other tool.
-        stage: The measured load of loadgen's run.
+        stage: The measured load of loadgen's run. Its virtual users start over `ramp_s` seconds.
     """
-    manifest: RunManifest = loadgen_run.manifest
-    if stage.ramp_s and other_result.definitions.starts_at_once:
+    definitions = other_result.definitions
+    if stage.ramp_s and definitions.starts_at_once:
         yield (
             f"Our virtual users started over {stage.ramp_s:.2g} s, and those of "
-            f"{other_result.definitions.tool} start at once. For the same start, add --stagger 0 "
+            f"{definitions.tool} start at once. For the same start, add --stagger 0 "
             "to loadgen run."
         )
-    if manifest.api != "chat":
-        yield f"Our run used the API {manifest.api}. Check that the other tool used it, too."
+
+    api = loadgen_run.manifest.api
+    if api != "chat":
+        yield f"Our run used the API {api}. Check that the other tool used it, too."

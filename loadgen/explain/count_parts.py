@@ -66,9 +66,10 @@ def _count_loadgen_requests(loadgen_run: LoadgenRun) -> _Requests:
 
 
 def _count_other_requests(other_result: OtherResult) -> _Requests | None:
-    """Return how many requests of another tool succeeded and failed, or None if unknown.
+    """Return how many requests of another tool succeeded and failed.
 
-    If the file has only the planned number of requests, all that did not succeed have failed.
+    Some files have the number of planned requests instead of the failed ones. With 100 planned and
+    98 successful requests, 2 have failed. Return None if the number of successes is unknown.
     """
     ok = other_result.metrics.get("requests.ok")
     if ok is None:
@@ -84,13 +85,13 @@ def _count_other_requests(other_result: OtherResult) -> _Requests | None:
 def _explain_successes(loadgen: _Requests, other: _Requests) -> ExplainedMetric:
     """Return why the number of successful requests differs between loadgen and another tool.
 
-    Example: 98 of 100 requests of loadgen succeeded, and 190 of 200 of the other tool. With 100
-    requests more, loadgen would have 198 successes. The remaining -8 are failures of the other
-    tool.
+    Example: 98 of 100 requests of loadgen succeeded, and 190 of 200 of the other tool. The
+    difference of +92 has two parts: +100 for the additional requests, and -8 because the other tool
+    has 10 failed requests instead of 2.
     """
-    added_requests = other.total - loadgen.total
+    successes_with_all_requests = loadgen.ok + (other.total - loadgen.total)
     steps = [
-        MetricStep("requests", loadgen.ok + added_requests),
+        MetricStep("requests", successes_with_all_requests),
         MetricStep("failures", other.ok),
     ]
     name = MetricName("requests.ok", "successful requests")
@@ -132,28 +133,37 @@ def _explain_tokens(
 
     other_input = other_result.metrics.get(INPUT_TOKENS.path)
     if loadgen_tokens.input is not None and other_input is not None:
-        ratio = TokenRatio(counting=_find_prompt_scale(loadgen_run, other_result))
-        steps = _list_token_steps(loadgen_tokens.input * request_ratio, ratio)
+        # Both tools sent the same prompts, so a difference comes from how their tokens are counted.
+        input_ratio = TokenRatio(counting=_find_prompt_scale(loadgen_run, other_result))
+        steps = _list_token_steps(loadgen_tokens.input, request_ratio, input_ratio)
         yield split_difference(INPUT_TOKENS, loadgen_tokens.input, steps, other_input)
 
     other_output = other_result.metrics.get(OUTPUT_TOKENS.path)
     if loadgen_tokens.output is not None and other_output is not None:
-        ratio = find_token_ratio(loadgen_run, other_result)
-        steps = _list_token_steps(loadgen_tokens.output * request_ratio, ratio)
+        output_ratio = find_token_ratio(loadgen_run, other_result)
+        steps = _list_token_steps(loadgen_tokens.output, request_ratio, output_ratio)
         yield split_difference(OUTPUT_TOKENS, loadgen_tokens.output, steps, other_output)
 
 
-def _list_token_steps(scaled_tokens: float, ratio: TokenRatio) -> list[MetricStep]:
+def _list_token_steps(
+    loadgen_tokens: float, request_ratio: float, token_ratio: TokenRatio
+) -> list[MetricStep]:
     """Return loadgen's number of tokens after each step towards the other tool's number.
 
+    Example: loadgen has 1,000 tokens. The other tool sent twice as many requests, and it counts 1.1
+    tokens where loadgen counts one. Responses are equally long. The steps are 2,000, 2,200 and
+    2,200.
+
     Args:
-        scaled_tokens: Loadgen's number of tokens, scaled to the other tool's number of requests.
-        ratio: The tokens per request of the other tool, divided by the tokens of loadgen.
+        loadgen_tokens: The number of tokens in loadgen's run.
+        request_ratio: The requests of the other tool, divided by those of loadgen.
+        token_ratio: The tokens per request of the other tool, divided by those of loadgen.
     """
-    after_counting = scaled_tokens * ratio.counting
-    after_lengths = after_counting * ratio.length
+    after_requests = loadgen_tokens * request_ratio
+    after_counting = after_requests * token_ratio.counting
+    after_lengths = after_counting * token_ratio.length
     return [
-        MetricStep("requests", scaled_tokens),
+        MetricStep("requests", after_requests),
         MetricStep("token_counts", after_counting),
         MetricStep("response_lengths", after_lengths),
     ]

@@ -28,10 +28,10 @@ class FileNumber(NamedTuple):
     value: float
 
 
-def refuse_damaged_values(
+def check_possible_values(
     result: ForeignResult, document: Mapping[str, object], definitions: ToolDefinitions
 ) -> None:
-    """Check that the numbers of a result file are possible measurements.
+    """Check that a measurement can have the numbers in the result file of another tool.
 
     Args:
         result: The metrics that were read from the file.
@@ -41,21 +41,20 @@ def refuse_damaged_values(
     Raises:
         UserError: A number is NaN, infinite, negative or absurdly large.
     """
-    numbers = list(_list_numbers(document))
-    _refuse_infinite_numbers(result.file, numbers, definitions)
+    file_numbers = list(_list_numbers(document))
+    _check_finite(result.file, file_numbers, definitions)
 
     for metric, value in result.metrics.items():
-        latency_name = metric.rpartition(".")[0]  # "ttft_ms" for "ttft_ms.p99"
+        latency_name, _, _ = metric.rpartition(".")  # "ttft_ms" for "ttft_ms.p99"
         may_be_negative = latency_name in definitions.signed_latencies
         smallest_value = -MAX_VALUE if may_be_negative else 0.0
         is_possible = smallest_value <= value <= MAX_VALUE
         if not is_possible:
-            raise _damaged_value_error(result.file, _find_field(numbers, metric, value))
+            number = _find_number_of_metric(file_numbers, metric, value)
+            raise _damaged_value_error(result.file, number)
 
 
-def _refuse_infinite_numbers(
-    file: str, numbers: list[FileNumber], definitions: ToolDefinitions
-) -> None:
+def _check_finite(file: str, numbers: list[FileNumber], definitions: ToolDefinitions) -> None:
     """Check that no number of a file is infinite or NaN, except for the requested rate.
 
     The requested rate is infinite if a tool sends requests without pauses.
@@ -82,18 +81,20 @@ def _list_numbers(value: object, path: str = "") -> Iterator[FileNumber]:
             yield from _list_numbers(item, f"{path}.{index}")
 
 
-def _find_field(numbers: list[FileNumber], metric: str, value: float) -> FileNumber:
-    """Return the number of a file from which a metric was read, with the path of its field.
+def _find_number_of_metric(file_numbers: list[FileNumber], metric: str, value: float) -> FileNumber:
+    """Return the number in a file that became a metric, so that an error can name its field.
+
+    The number 0.25 at "stats.ttft.mean", in seconds, became the metric "ttft_ms.mean" of 250. A
+    metric that was computed from several numbers has no field: it is returned by its own name.
 
     Args:
-        numbers: All numbers of the file, which may have other units.
-        metric: The name of the metric. The name is the path if the metric is no single number of
-            the file, but was computed from several ones.
-        value: The value of the metric.
+        file_numbers: All numbers of the file, each in an unknown unit of time.
+        metric: The name of the metric.
+        value: The value of the metric, which is a number of the file times a factor of UNITS_MS.
     """
-    for number in numbers:
-        values_in_units = [number.value * unit for unit in UNITS_MS]
-        if value in values_in_units:
+    for number in file_numbers:
+        possible_values = [number.value * unit_ms for unit_ms in UNITS_MS]
+        if value in possible_values:
             return number
     return FileNumber(metric, value)
 

@@ -72,6 +72,8 @@ def explain_difference(
     """
     loadgen_run = _open_loadgen_run(loadgen_path)
     other_result = read_other_result(other_path, server_log)
+
+    # Whether both results are of the same load, and the log is that of the other run.
     comparability = check_comparability(loadgen_run, other_result)
     if comparability.differences and not allow_differences:
         raise UserError(
@@ -90,7 +92,7 @@ def explain_difference(
             "give the log of the server from the time when the other tool measured it",
         )
 
-    differences_of_log = [f"server log: {difference}" for difference in log_differences]
+    # The metrics that both results have, with the parts of their differences.
     metrics = (
         *explain_latencies(loadgen_run, other_result),
         *explain_rates(loadgen_run, other_result),
@@ -104,7 +106,10 @@ def explain_difference(
         definitions_source=other_result.definitions.source,
         valid=loadgen_run.summary.verdict.valid,
         simulated=loadgen_run.summary.target.simulated,
-        differences=(*comparability.differences, *differences_of_log),
+        differences=(
+            *comparability.differences,
+            *[f"server log: {difference}" for difference in log_differences],
+        ),
         unknown=comparability.unknown,
         remarks=comparability.remarks,
         withheld=tuple(list_withheld_latencies(loadgen_run, other_result)),

@@ -212,29 +212,38 @@ def list_part_shares(metric: ExplainedMetric) -> list[PartShare]:
     """Return the parts of a difference with shares that add up to 100 %.
 
     All parts below SHOWN_SHARE become one part "smaller parts". The last part is "unexplained".
-    Both are left out if they round to 0 %.
+    Both are left out if they round to 0 %. Example: parts of +6, +3 and +0.1 of a difference of +10
+    are 60 %, 30 %, smaller parts 1 % and unexplained 9 %.
 
     Args:
         metric: A metric whose values differ.
     """
-    change_by_label = {
+    change_by_label = _find_shown_changes(metric)
+    labels = list(change_by_label)
+    changes = list(change_by_label.values())
+    percentages = _round_to_100([change / metric.difference * 100 for change in changes])
+
+    shares = []
+    for label, change, percent in zip(labels, changes, percentages, strict=True):
+        is_left_out = label in OPTIONAL_LABELS and percent == 0
+        if not is_left_out:
+            shares.append(PartShare(label, change, percent))
+    return shares
+
+
+def _find_shown_changes(metric: ExplainedMetric) -> dict[str, float]:
+    """Return the changes that add up to a difference, by label: large parts, small ones, the rest.
+
+    For a difference of +10, this may be {"tail": 6, "smaller parts": 0.5, "unexplained": 3.5}.
+    """
+    large_changes = {
         PART_LABELS[part.name]: part.change
         for part in metric.parts
         if abs(part.share) >= SHOWN_SHARE
     }
-    named_change = math.fsum(change_by_label.values())
-    change_by_label[SMALLER_PARTS] = metric.difference - metric.unexplained - named_change
-    change_by_label[UNEXPLAINED] = metric.unexplained
-
-    percentages = [change / metric.difference * 100 for change in change_by_label.values()]
-    rounded_percentages = _round_to_100(percentages)
-
-    shares = []
-    for label, percent in zip(change_by_label, rounded_percentages, strict=True):
-        is_left_out = label in OPTIONAL_LABELS and percent == 0
-        if not is_left_out:
-            shares.append(PartShare(label, change_by_label[label], percent))
-    return shares
+    explained_change = metric.difference - metric.unexplained
+    small_change = explained_change - math.fsum(large_changes.values())
+    return {**large_changes, SMALLER_PARTS: small_change, UNEXPLAINED: metric.unexplained}
 
 
 def _round_to_100(percentages: Sequence[float]) -> list[int]:

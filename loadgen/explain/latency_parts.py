@@ -20,6 +20,7 @@ from loadgen.explain.parts import (
     MetricStep,
     PartName,
     combine_variation,
+    find_last_value,
     split_difference,
 )
 from loadgen.explain.token_ratio import TokenRatio, find_token_ratio
@@ -69,16 +70,17 @@ def explain_latencies(
 
 
 def list_withheld_latencies(loadgen_run: LoadgenRun, other_result: OtherResult) -> list[str]:
-    """Return the labels of latencies that loadgen does not report, such as "TTFT".
+    """Return the labels of the latencies, such as "TTFT", that loadgen leaves out of its summary.
 
-    A run withholds a latency that its timestamps do not support.
+    A run leaves out a statistic that its timestamps are too coarse to support. One such statistic
+    is enough for the latency to be listed.
     """
     labels = []
     for latency in other_result.definitions.latencies:
-        reasons = [
+        has_withheld_statistic = any(
             _find_withheld_reason(loadgen_run, latency.name, statistic) for statistic in STATISTICS
-        ]
-        if any(reasons):
+        )
+        if has_withheld_statistic:
             labels.append(LATENCY_LABELS[latency.name])
     return labels
 
@@ -143,11 +145,13 @@ class _NamedDefinition(NamedTuple):
 def _list_definitions(
     loadgen_definition: LatencyDefinition, other_definition: LatencyDefinition
 ) -> Iterator[_NamedDefinition]:
-    """Yield the definition of loadgen after each change towards the definition of another tool.
+    """Yield definitions of a latency that change step by step from loadgen's to another tool's.
 
-    Example: loadgen measures TTFT from the scheduled time of a request, and the other tool measures
-    from sending. The change "origin" then replaces the start. Equal properties have no change.
+    Each step replaces one property, and equal properties have no step. Example: loadgen measures
+    TTFT from the scheduled time of a request, and the other tool measures from sending. The only
+    step is "origin", which replaces the start.
     """
+    # The order decides what is attributed to which property, so it is the same for all latencies.
     replacements: tuple[tuple[PartName, _ReplaceProperty], ...] = (
         ("aggregation", _replace_unit),
         ("origin", _start_at_sending),
@@ -175,17 +179,18 @@ def _replace_unit(definition: LatencyDefinition, other: LatencyDefinition) -> La
 
 
 def _start_at_sending(definition: LatencyDefinition, other: LatencyDefinition) -> LatencyDefinition:
-    """Return a definition that starts when a request is sent, if the other one does."""
+    """Return a definition that starts when a request is sent, if the other tool's starts there."""
     return definition._replace(start="sent_ns") if other.start == "sent_ns" else definition
 
 
 def _replace_first_token_by_first_event(
     definition: LatencyDefinition, other: LatencyDefinition
 ) -> LatencyDefinition:
-    """Return a definition that uses the first event of a response where the other one does.
+    """Return a definition that uses the first event of a response if the other tool's does so.
 
-    The first event may carry only a role, such as "assistant", and no token. A TTFT ends at the
-    first event, and a time per token starts there.
+    The first event, `role_event`, may carry only a role such as "assistant" and no token. Another
+    tool may take it for the first token. Its TTFT then ends at this event, and its TPOT starts
+    there. No definition does both.
     """
     if other.end == "role_event":
         return definition._replace(end="role_event")
@@ -209,57 +214,106 @@ def _explain_statistic(
 ) -> ExplainedMetric | None:
     """Return why a statistic of a latency, such as p99, differs between loadgen and another tool.
 
-    Return None if one of the results does not have the statistic.
+    First, the definitions of loadgen are replaced by those of the other tool. What remains is how
+    the server and the client differed between the two runs. Return None if one of the results does
+    not have the statistic.
     """
     metric = f"{tool_latency.metric}.{statistic}"
+    loadgen_value_ms = _find_loadgen_value(loadgen_run, tool_latency.name, statistic)
     other_value_ms = other_result.metrics.get(metric)
-    is_withheld = bool(_find_withheld_reason(loadgen_run, tool_latency.name, statistic))
-    if other_value_ms is None or is_withheld:
+    if loadgen_value_ms is None or other_value_ms is None:
         return None
 
-    loadgen_latency = DefinedLatency(OWN_LATENCIES[tool_latency.name], percentiles=OWN_PERCENTILES)
-    loadgen_value_ms = loadgen_run.compute_statistic(loadgen_latency, statistic)
-    if loadgen_value_ms is None:
-        return None
-
-    # First, the definitions of loadgen are replaced by the definitions of the other tool.
-    redefinitions = _list_redefinitions_of_tool(loadgen_run, other_result, tool_latency)
-    definition_steps = list(_compute_steps(loadgen_run, redefinitions, statistic))
-    redefined_latency = redefinitions[-1].latency if redefinitions else loadgen_latency
-    redefined_value_ms = definition_steps[-1].value if definition_steps else loadgen_value_ms
-
-    # What remains is how the server and the client differed between the two runs.
-    run_steps = _list_run_steps(
-        other_result, tool_latency, redefined_latency, statistic, redefined_value_ms
+    redefined = _redefine_statistic(
+        loadgen_run, other_result, tool_latency, statistic, loadgen_value_ms
     )
+    run_steps = _list_run_steps(other_result, tool_latency, redefined, statistic)
     return split_difference(
         MetricName(metric, f"{LATENCY_LABELS[tool_latency.name]} {statistic}, ms"),
         loadgen_value_ms,
-        [*definition_steps, *run_steps],
+        redefined.definition_steps,
         other_value_ms,
+        run_steps=[*redefined.length_steps, *run_steps],
         expected_variation=_estimate_variation(
-            loadgen_run, other_result, redefined_latency, statistic
+            loadgen_run, other_result, redefined.latency, statistic
         ),
-        redefinition_steps=_count_definitions(definition_steps),
+    )
+
+
+def _find_loadgen_value(loadgen_run: LoadgenRun, name: LatencyName, statistic: str) -> float | None:
+    """Return a statistic of a latency in ms by loadgen's own definition.
+
+    Return None if the run leaves it out of its summary, or if no request has a value.
+    """
+    if _find_withheld_reason(loadgen_run, name, statistic):
+        return None
+    latency = DefinedLatency(OWN_LATENCIES[name], percentiles=OWN_PERCENTILES)
+    return loadgen_run.compute_statistic(latency, statistic)
+
+
+class _RedefinedStatistic(NamedTuple):
+    """A statistic of a latency in loadgen's run, computed as the other tool computes it.
+
+    Attributes:
+        latency: How the other tool computes the latency.
+        value_ms: The value in loadgen's run.
+        definition_steps: The value after each replaced definition.
+        length_steps: The value for responses as long as those to the other tool. Empty if the
+            lengths are equal.
+    """
+
+    latency: DefinedLatency
+    value_ms: float
+    definition_steps: list[MetricStep]
+    length_steps: list[MetricStep]
+
+
+def _redefine_statistic(
+    loadgen_run: LoadgenRun,
+    other_result: OtherResult,
+    tool_latency: ToolLatency,
+    statistic: str,
+    loadgen_value_ms: float,
+) -> _RedefinedStatistic:
+    """Return a statistic of loadgen's run by the definition of the other tool, with all steps.
+
+    Args:
+        loadgen_run: The run of loadgen.
+        other_result: The result of the other tool.
+        tool_latency: The latency.
+        statistic: The statistic of the latency, such as "p99".
+        loadgen_value_ms: The value by loadgen's own definition.
+    """
+    latency = DefinedLatency(OWN_LATENCIES[tool_latency.name], percentiles=OWN_PERCENTILES)
+    redefinitions = _list_redefinitions_of_tool(loadgen_run, other_result, tool_latency)
+    if redefinitions:
+        latency = redefinitions[-1].latency
+
+    steps = list(_compute_steps(loadgen_run, redefinitions, statistic))
+    return _RedefinedStatistic(
+        latency,
+        find_last_value(steps, value_before=loadgen_value_ms),
+        definition_steps=[step for step in steps if step.name != "response_lengths"],
+        length_steps=[step for step in steps if step.name == "response_lengths"],
     )
 
 
 def _list_redefinitions_of_tool(
     loadgen_run: LoadgenRun, other_result: OtherResult, tool_latency: ToolLatency
 ) -> list[Redefinition]:
-    """Return a latency of loadgen after each change towards the other tool's definition."""
+    """Return the definitions of a latency from loadgen's to that of the tool that wrote a result.
+
+    Each entry replaces one more property. If the other tool sent no warm-up, all its requests
+    count, so those of loadgen's warm-up are included, too.
+    """
+    includes_warm_up = other_result.sent_no_warm_up and loadgen_run.has_warm_up
     return list_redefinitions(
         OWN_LATENCIES[tool_latency.name],
         tool_latency.definition,
-        counts_warm_up=other_result.sent_no_warm_up and loadgen_run.has_warm_up,
+        counts_warm_up=includes_warm_up,
         tokens=_find_tokens_of_latency(loadgen_run, other_result, tool_latency.definition),
         percentiles=other_result.definitions.percentiles,
     )
-
-
-def _count_definitions(steps: list[MetricStep]) -> int:
-    """Return how many steps replace a definition. Response lengths are a property of the runs."""
-    return sum(step.name != "response_lengths" for step in steps)
 
 
 def _find_tokens_of_latency(
@@ -286,9 +340,8 @@ def _compute_steps(
 def _list_run_steps(
     other_result: OtherResult,
     tool_latency: ToolLatency,
-    redefined: DefinedLatency,
+    redefined: _RedefinedStatistic,
     statistic: str,
-    redefined_value_ms: float,
 ) -> Iterator[MetricStep]:
     """Yield a latency of loadgen after the server and the client of the other run replace its own.
 
@@ -299,15 +352,14 @@ def _list_run_steps(
     Args:
         other_result: The result of the other tool.
         tool_latency: The latency.
-        redefined: How the other tool computes the latency.
+        redefined: The statistic in loadgen's run by the definition of the other tool.
         statistic: The statistic of the latency, such as "p99".
-        redefined_value_ms: The value of loadgen's run by the definition of the other tool.
     """
-    value_ms = redefined_value_ms
+    value_ms = redefined.value_ms
     server_times = other_result.server_times
     server_ms = None
     if server_times is not None:
-        server_ms = server_times.compute_statistic(redefined, statistic)
+        server_ms = server_times.compute_statistic(redefined.latency, statistic)
 
     if server_ms is not None:
         value_ms = server_ms

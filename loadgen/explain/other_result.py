@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.core.errors import UserError
-from loadgen.explain.damaged_values import refuse_damaged_values
+from loadgen.explain.damaged_values import check_possible_values
 from loadgen.explain.server_log import ServerTimes, read_server_times
 from loadgen.formats import ForeignResult
 from loadgen.interop import kind as tool_result_kind
@@ -57,7 +57,10 @@ class OtherResult(NamedTuple):
 
     @property
     def input_tokens_per_request(self) -> float | None:
-        """The mean input tokens of a successful request as the tool counted them, or None."""
+        """The mean input tokens of a successful request, by the token counts of the tool.
+
+        None if the file has no token count or no successful request.
+        """
         tokens = self.metrics.get("tokens.input")
         requests = self.metrics.get("requests.ok")
         if tokens is None or not requests:
@@ -66,9 +69,10 @@ class OtherResult(NamedTuple):
 
     @property
     def output_tokens_per_request(self) -> float | None:
-        """The mean output tokens of a successful request as the tool counted them, or None.
+        """The mean output tokens of a successful request, by the token counts of the tool.
 
-        A file may have only rates: 500 tokens/s at 5 requests/s are 100 tokens per request.
+        A file may have only rates: 500 tokens/s at 5 requests/s are 100 tokens per request. None if
+        the file has neither counts nor rates.
         """
         tokens = self.metrics.get("tokens.output")
         requests = self.metrics.get("requests.ok")
@@ -97,11 +101,12 @@ class OtherResult(NamedTuple):
 
     @property
     def tokens_per_chunk(self) -> float:
-        """The number of tokens that the tool counts in a chunk in which the server counts one.
+        """How many tokens the tool counts in a chunk of a response, 1 for most tools.
 
-        Some tools compute ITL with their own token counts and TPOT with the server's token counts.
-        A TPOT of 20 ms and an ITL of 10 ms then mean 2 tokens per chunk. The number is 1 for all
-        other tools, and for a file without these metrics.
+        Some tools tokenize each chunk again (`splits_chunks`). Their ITL is the time between these
+        tokens, and their TPOT is the time between the tokens that the server counts, one per chunk.
+        So a TPOT of 20 ms and an ITL of 10 ms mean 2 tokens per chunk. Without both metrics, the
+        number is 1.
         """
         if not self.definitions.splits_chunks:
             return 1.0
@@ -117,10 +122,11 @@ class OtherResult(NamedTuple):
         return find_number(self.document, path) if path else None
 
     def find_client_send_ms(self, name: LatencyName, statistic: str) -> float | None:
-        """Return how much of a latency the client needed to send the request, in ms, or None.
+        """Return the part of a latency in which the client sent the request, in ms.
 
-        The file may have the mean of the send time. For other statistics of TTFT, the file may have
-        the TTFT from the end of sending, which is subtracted from the usual TTFT.
+        The file of a tool may have the mean of this time. It may also have each statistic of TTFT
+        twice, from the start and from the end of sending: 52 ms and 50 ms are 2 ms of sending.
+        Return None if the file has neither.
 
         Args:
             name: The latency, such as "ttft".
@@ -133,10 +139,10 @@ class OtherResult(NamedTuple):
             return None
 
         ttft_ms = self.metrics.get(f"ttft_ms.{statistic}")
-        ttft_after_send_ms = self._find_statistic_ms(facts.time_after_send_ms, statistic)
-        if ttft_after_send_ms is None or ttft_ms is None:
+        ttft_after_sending_ms = self._find_statistic_ms(facts.time_after_send_ms, statistic)
+        if ttft_ms is None or ttft_after_sending_ms is None:
             return None
-        return ttft_ms - ttft_after_send_ms
+        return ttft_ms - ttft_after_sending_ms
 
     def _find_statistic_ms(self, path: str, statistic: str) -> float | None:
         """Return a statistic of the latency at a path of the file, in ms, or None."""
@@ -168,7 +174,7 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
         )
 
     document = _read_document(file_path)
-    refuse_damaged_values(result, document, definitions)
+    check_possible_values(result, document, definitions)
 
     # The log may begin with requests from before the load, so only the last ones count.
     server_times = None
@@ -206,9 +212,10 @@ def _find_result_file(path: Path) -> Path:
 
 
 def _read_document(path: Path) -> Mapping[str, object]:
-    """Return the JSON object in a file, or the last one if each line of the file is an object.
+    """Return the JSON object in the result file of a tool, which must not be empty.
 
-    Return {} for a JSON value that is no object. The file must not be empty.
+    Some tools append the object of each run as a line (JSON Lines). The last line is then the
+    newest run. Return {} if the JSON value is not an object.
     """
     text = path.read_text("utf-8", "replace")
     try:

@@ -61,7 +61,7 @@ class LoadgenRun:
         rows: NDArray[np.void],
         gaps: Sequence[Histogram],
     ) -> None:
-        """Prepare the latencies of the measured requests, and of those with the warm-up.
+        """Select the measured requests, and collect the latencies with and without the warm-up.
 
         Args:
             summary: The summary of the run.
@@ -71,12 +71,14 @@ class LoadgenRun:
         """
         self.summary = summary
         self.manifest = manifest
-        self.measured = select_successful(manifest, rows)
-        self.all_requests = _select_all_successful(rows)
 
+        self.measured = select_successful(manifest, rows)
         measured_gaps = merge_histograms(_select_measured_gaps(manifest, gaps))
         self._measured_samples = LatencySamples(manifest.api, self.measured, measured_gaps)
-        self._all_samples = LatencySamples(manifest.api, self.all_requests, merge_histograms(gaps))
+
+        self.all_requests = _select_all_successful(rows)
+        all_gaps = merge_histograms(gaps)
+        self._all_samples = LatencySamples(manifest.api, self.all_requests, all_gaps)
 
     @property
     def has_warm_up(self) -> bool:
@@ -102,10 +104,11 @@ class LoadgenRun:
         return compute_value_statistic(latencies_ns, latency.percentiles, statistic)
 
     def estimate_standard_error(self, latency: DefinedLatency, statistic: str) -> float | None:
-        """Return the standard error of a statistic of a latency in ms, from blocks of time.
+        """Return the standard error of a statistic of a latency in ms.
 
-        Return None for times between events, which the records do not have one by one, and for too
-        few requests.
+        It is estimated from the scatter between blocks of successive requests. Return None if there
+        are too few requests, or if the latency is the time between events: the records have only a
+        histogram of it.
 
         Args:
             latency: How the latency is computed.
@@ -119,10 +122,10 @@ class LoadgenRun:
             return None
 
         if statistic == "mean":
-            estimate = estimate_mean(values_ns)
-            return None if estimate is None else estimate.error / NS_PER_MS
+            mean_estimate = estimate_mean(values_ns)
+            return None if mean_estimate is None else mean_estimate.error / NS_PER_MS
 
-        # The error of a logarithm is a relative error: 0.02 is 2 % of the percentile.
+        # The error of the logarithm of a percentile is the relative error of the percentile.
         fraction = PERCENTILES[statistic]
         relative_error = estimate_percentile_error(values_ns, fraction).error
         percentile_ns = quantile_of(values_ns, fraction)
@@ -152,7 +155,7 @@ class LoadgenRun:
     def _compute_ordered_values(self, latency: DefinedLatency) -> WeightedValues:
         """Return the latency of each successful request in ns, ordered by scheduled time.
 
-        Requests without a value are left out.
+        Requests without a value, or with a weight of 0, are left out.
         """
         values_ns, weights = self._compute_values(latency)
         is_known = ~np.isnan(values_ns)
@@ -161,21 +164,21 @@ class LoadgenRun:
 
         requests = self.select_requests(includes_warm_up=latency.includes_warm_up)
         scheduled_ns = requests.columns["due_ns"][requests.is_successful]
-        known_indices = np.flatnonzero(is_known)
-        by_scheduled_time = np.argsort(scheduled_ns[known_indices], kind="stable")
-        ordered_indices = known_indices[by_scheduled_time]
+        order = np.argsort(scheduled_ns, kind="stable")
+        known_order = order[is_known[order]]
 
-        ordered_weights = None if weights is None else weights[ordered_indices]
-        return WeightedValues(values_ns[ordered_indices], ordered_weights)
+        ordered_weights = None if weights is None else weights[known_order]
+        return WeightedValues(values_ns[known_order], ordered_weights)
 
     def _compute_values(self, latency: DefinedLatency) -> WeightedValues:
         """Return the latency of each successful request in ns, NaN for a request without a value.
 
-        The values are scaled to the token counts and response lengths of the other tool.
+        The values are scaled to the token counts and response lengths of the other tool. The
+        latency must not be the time between events, of which a request has many.
         """
         samples = self._select_samples(latency)
         sample = samples.sample(latency.definition)
-        assert not isinstance(sample, PooledGaps), "times between events are no values of requests"
+        assert not isinstance(sample, PooledGaps), "a request has many times between events"
 
         values_ns, weights = sample.compute()
         values_ns = _scale_lengths(values_ns, latency, samples)
@@ -205,9 +208,12 @@ def compute_value_statistic(
 ) -> float | None:
     """Return the mean or a percentile of latencies in ms, or None without any latency.
 
+    Weighted percentiles are always interpolated.
+
     Args:
         latencies: The latencies in ns, with a weight for each if they are weighted.
-        rule: Whether a percentile is one of the values, or is interpolated between two of them.
+        rule: "element" for a percentile that is one of the values. With any other rule it is
+            interpolated between two of them.
         statistic: "mean" or a percentile such as "p99".
     """
     if len(latencies.values) == 0:
@@ -216,17 +222,21 @@ def compute_value_statistic(
         mean_ns = float(np.average(latencies.values, weights=latencies.weights))
         return mean_ns / NS_PER_MS
 
-    is_one_of_the_values = rule == "element" and latencies.weights is None
-    if is_one_of_the_values:
-        return quantile_of(latencies.values, PERCENTILES[statistic]) / NS_PER_MS
-    return latencies.percentiles((statistic,))[statistic]
+    is_interpolated = rule != "element" or latencies.weights is not None
+    if is_interpolated:
+        percentiles_ms = latencies.percentiles((statistic,))
+        return percentiles_ms[statistic]
+
+    percentile_ns = quantile_of(latencies.values, PERCENTILES[statistic])
+    return percentile_ns / NS_PER_MS
 
 
 def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) -> float | None:
     """Return the mean or a percentile of the times between tokens in ms, or None without any.
 
-    Tokens of the same event have a time of 0 between them. With 2 tokens per event, half of all
-    times are 0, so the p90 of all times is the p80 of the times between events.
+    The tokens of one event arrive together, so the times between them are 0. Example: with 2 tokens
+    per event, half of the times between tokens are 0, and the larger half are the times between
+    events. The p90 of all is then the p80 of the times between events: (0.9 - 0.5) / (1 - 0.5).
 
     Args:
         gaps: The times between events.
@@ -236,13 +246,15 @@ def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) 
     if gaps.count == 0:
         return None
     if statistic == "mean":
-        return gaps.total_ns / gaps.count / token_scale / NS_PER_MS
+        mean_between_events_ns = gaps.total_ns / gaps.count
+        return mean_between_events_ns / token_scale / NS_PER_MS
 
-    zero_fraction = 1 - 1 / token_scale
-    quantile_of_gaps = (PERCENTILES[statistic] - zero_fraction) / (1 - zero_fraction)
-    if quantile_of_gaps <= 0:
+    fraction_of_zeros = 1 - 1 / token_scale
+    fraction = PERCENTILES[statistic]
+    fraction_of_events = (fraction - fraction_of_zeros) / (1 - fraction_of_zeros)
+    if fraction_of_events <= 0:
         return 0.0
-    return gaps.quantile(quantile_of_gaps) / NS_PER_MS
+    return gaps.quantile(fraction_of_events) / NS_PER_MS
 
 
 def _scale_lengths(
@@ -275,18 +287,20 @@ def _scale_tokens(
     """Return latencies per token as they would be with the token counts of another tool.
 
     Example: loadgen counts 101 tokens and divides by the 100 tokens after the first one. The other
-    tool counts 1.5 times as many tokens, 151.5, and divides by 150.5.
+    tool counts 1.5 times as many tokens, 151.5, and divides by 150.5. A response without a token to
+    divide by has NaN. Latencies that are not per token are returned unchanged.
     """
-    divisor = latency.definition.divisor
-    if divisor is None or latency.token_scale == 1.0:
+    divisor_name = latency.definition.divisor
+    if divisor_name is None or latency.token_scale == 1.0:
         return values_ns
 
-    token_counts = samples.token_counts(divisor)
-    durations_ns = values_ns * token_counts
-    added_counts = (latency.token_scale - 1) * samples.token_counts("all_tokens")
-    scaled_counts = token_counts + added_counts
-    has_tokens = scaled_counts > 0
+    divisors = samples.token_counts(divisor_name)
+    durations_ns = values_ns * divisors
+
+    # Both counts, with and without the first token, grow by the same number: 50.5 in the example.
+    added_tokens = (latency.token_scale - 1) * samples.token_counts("all_tokens")
+    other_divisors = divisors + added_tokens
 
     scaled_values_ns = np.full(len(values_ns), np.nan)
-    np.divide(durations_ns, scaled_counts, out=scaled_values_ns, where=has_tokens)
+    np.divide(durations_ns, other_divisors, out=scaled_values_ns, where=other_divisors > 0)
     return scaled_values_ns

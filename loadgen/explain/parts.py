@@ -177,11 +177,11 @@ class MetricName(NamedTuple):
 def split_difference(
     name: MetricName,
     loadgen_value: float,
-    steps: Sequence[MetricStep],
+    definition_steps: Sequence[MetricStep],
     other_value: float,
     *,
+    run_steps: Sequence[MetricStep] = (),
     expected_variation: float | None = None,
-    redefinition_steps: int | None = None,
 ) -> ExplainedMetric:
     """Split the difference of a metric between loadgen and another tool into parts.
 
@@ -191,27 +191,22 @@ def split_difference(
     Args:
         name: The metric.
         loadgen_value: The value in loadgen's run, before the first step.
-        steps: The value after each step, in order.
+        definition_steps: The value after each definition that is replaced by the other tool's.
         other_value: The value in the result of the other tool.
+        run_steps: The value after each later step, which is about how the two runs differ.
         expected_variation: Half of the 95 % interval of the difference between two runs of the same
             load. None if it is not known.
-        redefinition_steps: How many of the first steps replace definitions. The later steps
-            describe how the runs differ. None if all steps replace definitions.
     """
-    # The values after the steps that replace definitions, and after all steps.
-    definition_steps = steps if redefinition_steps is None else steps[:redefinition_steps]
-    redefined_value = definition_steps[-1].value if definition_steps else loadgen_value
-    explained_value = steps[-1].value if steps else loadgen_value
-
-    # How much of the difference the steps explain.
-    difference = other_value - loadgen_value
+    redefined_value = find_last_value(definition_steps, value_before=loadgen_value)
+    explained_value = find_last_value(run_steps, value_before=redefined_value)
     unexplained = other_value - explained_value
-    largest_value = max(abs(loadgen_value), abs(other_value))
-    explained_share = None
-    if abs(difference) > EQUAL_WITHIN * largest_value:
-        explained_share = 1 - abs(unexplained / difference)
 
-    changes = _sum_changes(loadgen_value, steps)
+    difference = other_value - loadgen_value
+    largest_value = max(abs(loadgen_value), abs(other_value))
+    is_equal = abs(difference) <= EQUAL_WITHIN * largest_value
+    explained_share = None if is_equal else 1 - abs(unexplained / difference)
+
+    changes = _sum_changes(loadgen_value, [*definition_steps, *run_steps])
     return ExplainedMetric(
         metric=name.path,
         label=name.label,
@@ -224,6 +219,11 @@ def split_difference(
         explained_share=explained_share,
         outcome=_judge_difference(explained_share, unexplained, expected_variation),
     )
+
+
+def find_last_value(steps: Sequence[MetricStep], *, value_before: float) -> float:
+    """Return the value of a metric after all steps, or the value before them if there is none."""
+    return steps[-1].value if steps else value_before
 
 
 def _sum_changes(first_value: float, steps: Sequence[MetricStep]) -> dict[PartName, float]:

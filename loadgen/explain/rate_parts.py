@@ -43,7 +43,7 @@ TOKEN_RATE = MetricName("tokens.output_per_s", "output tokens/s")
 
 
 class _Rates(NamedTuple):
-    """The rates of successful requests and of their output tokens in a window. None if unknown."""
+    """The rates of requests and of output tokens over a window of time. None if unknown."""
 
     requests_per_s: float | None
     tokens_per_s: float | None
@@ -73,6 +73,9 @@ def explain_rates(loadgen_run: LoadgenRun, other_result: OtherResult) -> Iterato
 
     A rate that one of the results does not have is left out.
     """
+    reported = select_headline_rates(loadgen_run.summary)
+
+    # The rates of loadgen over windows of time that become that of the other tool.
     request_steps = []
     token_steps = []
     for window in _list_windows(loadgen_run, other_result):
@@ -82,7 +85,6 @@ def explain_rates(loadgen_run: LoadgenRun, other_result: OtherResult) -> Iterato
         if rates.tokens_per_s is not None:
             token_steps.append(MetricStep(window.step_name, rates.tokens_per_s))
 
-    reported = select_headline_rates(loadgen_run.summary)
     if reported.requests is not None and REQUEST_RATE.path in other_result.metrics:
         yield _explain_rate(
             loadgen_run, other_result, REQUEST_RATE, reported.requests, request_steps
@@ -98,7 +100,10 @@ def _explain_rate(
     loadgen_rate: float,
     window_steps: list[MetricStep],
 ) -> ExplainedMetric:
-    """Return why a rate differs: first by the measured window of time, then by the runs themselves.
+    """Return why a rate differs between loadgen and another tool, in parts.
+
+    The first parts come from the time over which the rate is computed. The later parts come from
+    the runs, such as a larger share of failed requests.
 
     Args:
         loadgen_run: The run of loadgen.
@@ -106,23 +111,17 @@ def _explain_rate(
         name: REQUEST_RATE or TOKEN_RATE.
         loadgen_rate: The rate that loadgen reports.
         window_steps: The rate of loadgen in each window of time. The last window is the one that
-            the other tool uses.
+            the other tool uses. Empty if loadgen's rate is unknown in all of them.
     """
     run_steps = []
     if window_steps:
-        redefined_rate = window_steps[-1].value
-        is_token_rate = name is TOKEN_RATE
+        rate_in_other_window = window_steps[-1].value
         run_steps = _list_run_steps(
-            loadgen_run, other_result, redefined_rate, is_token_rate=is_token_rate
+            loadgen_run, other_result, rate_in_other_window, is_token_rate=name == TOKEN_RATE
         )
 
-    return split_difference(
-        name,
-        loadgen_rate,
-        [*window_steps, *run_steps],
-        other_result.metrics[name.path],
-        redefinition_steps=len(window_steps),
-    )
+    other_rate = other_result.metrics[name.path]
+    return split_difference(name, loadgen_rate, window_steps, other_rate, run_steps=run_steps)
 
 
 class _CountedWindow(NamedTuple):
@@ -182,20 +181,29 @@ def _find_window(requests: SuccessfulRequests, rate_window: RateWindow) -> Span:
 
 def _compute_rates(counted: _CountedWindow) -> _Rates:
     """Return the requests that ended in a window and the tokens received in it, per second."""
-    columns = counted.requests.columns
-    is_counted = counted.requests.is_successful
-    end_ns = columns["end_ns"]
-    if counted.counts_failed:
-        is_counted = is_counted | _has_failed(columns)
-        end_ns = columns["done_ns"]  # failed requests have no end of a response
-
-    ended_in_window = is_counted & is_within(end_ns, counted.window)
-    request_count = int(ended_in_window.sum())
-    token_count = estimate_tokens_within(columns, counted.window)
+    request_count = _count_ended_requests(counted)
+    token_count = estimate_tokens_within(counted.requests.columns, counted.window)
     return _Rates(
         requests_per_s=per_second(request_count, counted.window),
         tokens_per_s=per_second(token_count, counted.window),
     )
+
+
+def _count_ended_requests(counted: _CountedWindow) -> int:
+    """Return how many requests ended in a window: the successful ones, or also the failed ones.
+
+    A failed request may have no end of its response (`end_ns`), but every request has a time at
+    which it was done (`done_ns`).
+    """
+    columns = counted.requests.columns
+    is_successful = counted.requests.is_successful
+    if counted.counts_failed:
+        has_ended = is_successful | _has_failed(columns)
+        is_in_window = is_within(columns["done_ns"], counted.window)
+    else:
+        has_ended = is_successful
+        is_in_window = is_within(columns["end_ns"], counted.window)
+    return int((has_ended & is_in_window).sum())
 
 
 def _has_failed(columns: Columns) -> NDArray[np.bool_]:
@@ -276,9 +284,11 @@ def _multiply_steps(rate: float, ratios: Iterable[_RateRatio]) -> list[MetricSte
 
 
 def _find_loadgen_factors(loadgen_run: LoadgenRun, other_result: OtherResult) -> _RunFactors | None:
-    """Return the success rate and mean E2E latency of loadgen's run as the other tool defines them.
+    """Return the success rate and the mean E2E latency of loadgen's run.
 
-    Return None if the other tool has no E2E latency, or if loadgen's run has no value of it.
+    Both are computed by the definitions of the other tool. If it sent no warm-up, loadgen's warm-up
+    counts, too. Return None if the tool does not define an E2E latency, or if no request of
+    loadgen's run has one.
     """
     tool_latency = other_result.definitions.find_latency("e2e")
     if tool_latency is None:

@@ -23,6 +23,9 @@ from loadgen.sim.server.send_log import LoggedRequest, SentRequests, parse_log
 ENTRY_POINT = "/completions"
 """The end of the paths of requests that generate a response. Others look at the server."""
 
+REQUEST_STARTS = ("due_ns", "sent_ns")
+"""The starts of latencies at a client that correspond to the arrival of a request at the server."""
+
 
 class ServerTimes(NamedTuple):
     """The responses that a server sent, with an entry for each of them.
@@ -70,9 +73,9 @@ class ServerTimes(NamedTuple):
     def _compute_latencies(self, latency: DefinedLatency) -> WeightedValues:
         """Return a latency of each response in ns, as the server measured it.
 
-        Example: a response of 101 tokens takes 1,000 ms after its first token. Its time per token
-        is 10 ms if the divisor is the 100 tokens after the first one. Responses without a token to
-        divide by are left out.
+        A latency per token is the duration of a response divided by its tokens: 1,000 ms for the
+        100 tokens after the first one are 10 ms per token. A response of one token, which has none
+        after the first one, is left out.
         """
         definition = latency.definition
         if definition.has_value_per_gap:
@@ -84,10 +87,11 @@ class ServerTimes(NamedTuple):
 
         token_counts = self._count_divisor_tokens(definition.divisor, latency.token_scale)
         has_tokens = token_counts > 0
-        divisors = token_counts[has_tokens]
-        time_per_token_ns = durations_ns[has_tokens] / divisors
-        weights = divisors.astype(np.int64) if definition.is_weighted_by_tokens else None
-        return WeightedValues(time_per_token_ns, weights)
+        counts_above_zero = token_counts[has_tokens]
+        time_per_token_ns = durations_ns[has_tokens] / counts_above_zero
+        if definition.is_weighted_by_tokens:
+            return WeightedValues(time_per_token_ns, counts_above_zero.astype(np.int64))
+        return WeightedValues(time_per_token_ns, None)
 
     def _count_divisor_tokens(
         self, divisor: TokenDivisor, token_scale: float
@@ -110,12 +114,13 @@ class ServerTimes(NamedTuple):
         return np.concatenate([gaps_ns, np.zeros(zero_count)])
 
     def _compute_durations(self, definition: LatencyDefinition) -> NDArray[np.float64]:
-        """Return the time of each response in ns from the start to the end of a latency.
+        """Return the duration of each response in ns, between the two ends of a latency.
 
-        A latency starts with the arrival of the request or with the first token, and it ends with
-        the first or the last token.
+        A latency that starts with a request at the client starts here when the request arrives.
+        Every other one starts when the first token is sent. It ends when the first or the last
+        token is sent.
         """
-        starts_with_request = definition.start == "due_ns" or definition.start == "sent_ns"
+        starts_with_request = definition.start in REQUEST_STARTS
         start_ns = self.arrival_ns if starts_with_request else self.first_send_ns
         end_ns = self.last_send_ns if definition.ends_with_response else self.first_send_ns
         return (end_ns - start_ns).astype(np.float64)

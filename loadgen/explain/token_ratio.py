@@ -62,9 +62,10 @@ def find_token_ratio(loadgen_run: LoadgenRun, other_result: OtherResult) -> Toke
 
 
 def _find_duration_ratio(loadgen_run: LoadgenRun, other_result: OtherResult) -> float | None:
-    """Return the time of a response after its first token in the other run, divided by loadgen's.
+    """Return how many times as long a response took after its first token in the other run.
 
-    Return None if a time is unknown or not positive.
+    If it took 4 s in the run of the other tool and 2 s in loadgen's run, the ratio is 2. Return
+    None if one of the times is unknown or not positive.
     """
     loadgen_generation_ms = loadgen_run.compute_statistic(DefinedLatency(_GENERATION), "mean")
     other_e2e_ms = other_result.metrics.get("e2e_ms.mean")
