@@ -204,6 +204,8 @@ TERM_MEANINGS = {
     "this.",
     "fluidity": "This fraction of the token deadlines must be met by the percentage of requests "
     "that `at` names. The deadlines are the limits on TTFT and TPOT of the SLO.",
+    "answers": "At least this fraction of the checked answers must be right. The workload needs "
+    "questions with known answers (`check_answers: true`).",
     "accepted_length": "The accepted length of speculative decoding may differ from the stated one "
     "by at most this fraction.",
     "slowdown": "The latency may be at most this many times that of another level.",

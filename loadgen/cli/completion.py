@@ -39,9 +39,9 @@ def complete_server(incomplete: str) -> list[str]:
 
 def complete_slo_term(incomplete: str) -> list[str]:
     """Return the metrics that an SLO may limit."""
-    from loadgen.core.slo import ATTAINMENT, FLUIDITY, metrics
+    from loadgen.core.slo import ANSWERS, ATTAINMENT, FLUIDITY, metrics
 
-    names = (*metrics(), FLUIDITY, ATTAINMENT)
+    names = (*metrics(), FLUIDITY, ANSWERS, ATTAINMENT)
     return _filter_by_prefix([f"{name}:" for name in names], incomplete)
 
 

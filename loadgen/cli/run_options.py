@@ -562,7 +562,7 @@ class RunOptions(TypedDict, total=False):
             panel="SLO",
             help=(
                 "SLO as METRIC:LIMIT[:PERCENTILE], for example ttft:2s:p95 (default p99), "
-                "or attainment:99%, or fluidity:90%:p95. Replaces the SLO of "
+                "or attainment:99%, or fluidity:90%:p95, or answers:95%. Replaces the SLO of "
                 "the workload; +TERM adds to it. "
                 "Repeatable."
             ),

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.contracts import quantile_interval, steady_samples
+from loadgen.contracts.answer_terms import estimate_right_answers
 from loadgen.contracts.fluidity_terms import (
     FLUIDITY,
     collect_missed_fractions,
@@ -71,7 +72,7 @@ from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics.energy import EnergyUse
-from loadgen.core.slo import Slo, missing_metrics
+from loadgen.core.slo import ANSWERS, Slo, missing_metrics
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
@@ -530,6 +531,14 @@ class TermEvaluator:
             convert_to_index(missed.interval), missed.sample.request_count, missed.sample
         )
 
+    def estimate_answers(self, _term: ContractTerm) -> TermEstimate:
+        """Return the share of right answers among the checked answers of all runs.
+
+        Raises:
+            EstimateError: A run has no questions with known answers, or no answer was checked.
+        """
+        return estimate_right_answers(self.runs, self.confidence)
+
     def estimate_accepted_length(self, _term: ContractTerm) -> TermEstimate:
         """Return how far the accepted length of speculative decoding is from the stated one.
 
@@ -721,6 +730,7 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
     **dict.fromkeys(("goodput", "task_goodput"), TermEvaluator.estimate_goodput_fraction),
     "fairness": TermEvaluator.estimate_fairness,
     FLUIDITY: TermEvaluator.estimate_fluidity,
+    ANSWERS: TermEvaluator.estimate_answers,
     "accepted_length": TermEvaluator.estimate_accepted_length,
     **dict.fromkeys((*RATE_COUNTERS, "tasks", "good_tasks"), TermEvaluator.estimate_steady_rate),
     "sustained": TermEvaluator.estimate_sustained_fraction,

@@ -18,7 +18,7 @@ from loadgen.contracts.schema import AnswerCheck, Contract, ContractLevel
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
 from loadgen.core.schedule.sessions import build_sessions
-from loadgen.core.slo import Slo
+from loadgen.core.slo import ANSWERS, Slo
 from loadgen.core.workload import (
     Closed,
     FromFile,
@@ -32,6 +32,7 @@ from loadgen.core.workload import (
     Trajectories,
     Workload,
 )
+from loadgen.core.workload.request_classes import list_question_classes
 
 LIMITS_JUDGED_BY_CONTRACT = ("not_offered_share",)
 """The limits on a VALID run that a contract lifts, because it judges the same thing itself.
@@ -97,7 +98,14 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
         return self.original_duration_ns is not None
 
     def classes_of(self, term: ContractTerm) -> list[RequestClassPlan]:
-        """Return the classes of requests that a term is about."""
+        """Return the classes of requests that a term is about.
+
+        A term about answers is about the classes with known answers only.
+        """
+        if term.kind == ANSWERS:
+            question_classes = list_question_classes(self.workload.requests)
+            return [plan for plan in self.classes if plan.name in question_classes]
+
         return [
             class_plan for class_plan in self.classes if term.class_name in ("", class_plan.name)
         ]

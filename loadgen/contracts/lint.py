@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from loadgen.contracts import auto_duration, level_plan
+from loadgen.contracts.answer_terms import KNOWN_ANSWERS
 from loadgen.contracts.drafts import (
     ContractErrors,
     LevelDraft,
@@ -540,7 +541,21 @@ def _find_workload_problem(
     tenant_problem = _find_tenant_problem(term, plan, classes)
     if tenant_problem is not None:
         return tenant_problem
+    answers_problem = _find_answers_problem(term, plan)
+    if answers_problem is not None:
+        return answers_problem
     return _find_slo_problem(term, plan, classes)
+
+
+def _find_answers_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
+    """Return the problem of a term about answers if no request has a known answer, or None."""
+    if not term.requires(KNOWN_ANSWERS) or plan.classes_of(term):
+        return None
+    return Problem(
+        "mismatch",
+        f"{plan.level.workload} has no questions with known answers",
+        "add a request class: {weight: 5%, requests: {from: questions.jsonl, check_answers: true}}",
+    )
 
 
 def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:

@@ -18,6 +18,7 @@ from loadgen.contracts.sample_sizes import (
 from loadgen.contracts.schema import Contract
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
+from loadgen.core.slo import ANSWERS
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Poisson, Workload
 from loadgen.figures import pooled_metrics
@@ -207,6 +208,8 @@ def _create_count_problem(
         expected_count: The number that the load is expected to have.
     """
     noun = "tasks" if term.is_about_tasks else "requests"
+    if term.kind == ANSWERS:
+        noun = "questions"
     counted_load = _describe_counted_load(term, plan)
     text = f"{required_count:,} {noun} needed to decide the term, {counted_load} {expected_count:,}"
 

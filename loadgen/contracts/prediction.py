@@ -31,6 +31,7 @@ from loadgen.core import format
 from loadgen.core.errors import CombinedError, TargetError, codes
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
+from loadgen.core.metrics.answer_warnings import add_answer_scores
 from loadgen.core.results.manifest import StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
@@ -215,6 +216,9 @@ class OrderedRun(NamedTuple):
         rows = _as_record_array(self.rows.slice_records(slice(record_count)))
         manifest = replace(self.run.manifest, stages=self._shorten_stages(rows, end_ns))
         summary = summarize(manifest, rows, self._list_event_gaps(), explained=False)
+        if self.run.scored_answers is not None:
+            # Only the answers to requests of the shorter run count.
+            summary = add_answer_scores(summary, manifest, rows, self.run.scored_answers)
         return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
     def _compute_end_ns(self, length_s: float) -> int:

@@ -29,6 +29,7 @@ from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.task_summary import Sessions
 from loadgen.core.metrics.token_deadlines import DeadlineCounts
+from loadgen.core.results.answer_files import ScoredAnswer
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
@@ -54,6 +55,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         gaps: The times between consecutive events of responses, in the measured stages.
         deadline_counts: The token deadlines of each response, None if its token times or the
             deadlines are not known.
+        scored_answers: The outcomes of the checks of answers, None if the run checked none.
     """
 
     folder: str
@@ -62,6 +64,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     rows: NDArray[np.void]
     gaps: Histogram
     deadline_counts: DeadlineCounts | None = None
+    scored_answers: tuple[ScoredAnswer, ...] | None = None
 
     @property
     def mean_residence_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from loadgen.contracts.terms import ContractTerm
+from loadgen.core.slo import ANSWERS
 from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.quantiles import needed_samples
 
@@ -32,7 +33,7 @@ def compute_required_requests(term: ContractTerm, confidence: float) -> int:
     if term.kind == "errors":
         return compute_requests_without_miss(term.limit, confidence)
 
-    if term.kind in ("goodput", "task_goodput"):
+    if term.kind in ("goodput", "task_goodput", ANSWERS):
         max_missed_fraction = 1 - term.limit
         return compute_requests_without_miss(max_missed_fraction, confidence)
 

@@ -26,7 +26,8 @@ from loadgen.core.errors import Code, CombinedError, UserError, missing_result
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.metrics.columns import pool_measured_gaps
 from loadgen.core.metrics.token_deadlines import count_deadlines_of_run
-from loadgen.core.results import checksums, store
+from loadgen.core.results import answer_files, checksums, store
+from loadgen.core.results.answer_files import ScoredAnswer
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
 from loadgen.core.results.manifest import TargetFacts, decode_manifest
@@ -412,4 +413,12 @@ def read_run(
         deadline_counts=count_deadlines_of_run(
             stored.manifest, stored.rows, iterate_stored_gaps(run_dir)
         ),
+        scored_answers=_read_scored_answers(run_dir),
     )
+
+
+def _read_scored_answers(run_dir: Path) -> tuple[ScoredAnswer, ...] | None:
+    """Return the outcomes of the checks of a run's answers, or None if it checked none."""
+    if not answer_files.has_checked_answers(run_dir):
+        return None
+    return tuple(answer_files.read_scored_answers(run_dir))

@@ -55,8 +55,8 @@ class TermKind(NamedTuple):
         parameters: The fields of `ContractTerm` that a term of this kind must give besides its
             limit.
         requirements: What the contract, its workload or its prompts must have: `slo`, `task_slo`,
-            `deadlines`, `gpus`, `prices`, `level`, `tenants`; for terms about responses
-            `reference`, `choice`, `json`, `against`.
+            `deadlines`, `known_answers`, `gpus`, `prices`, `level`, `tenants`; for terms about
+            responses `reference`, `choice`, `json`, `against`.
     """
 
     limit: LimitKind
@@ -454,6 +454,10 @@ TERM_KINDS = {
         "fluidity index at {at} at least {limit}",
         default_quantile=0.99,
         requirements=("deadlines",),
+    ),
+    # The share of right answers among the checked ones (`check_answers` in the workload).
+    "answers": TermKind(
+        MIN_SHARE, "right answers at least {limit}", requirements=("known_answers",)
     ),
     # How far the accepted length of speculative decoding is from the one that the level's workload
     # (`accepted_length`), --accepted-length or the system file states.

@@ -119,7 +119,9 @@ def _summarize_stored_run(folder: Path, stored: store.Stored) -> Summary:
     measured_summary = add_server_metrics(
         samples, summarize(*stored, samples, request_gaps=request_gaps)
     )
-    if not answer_files.has_checked_answers(folder):
+    slo = stored.manifest.slo
+    has_objective = slo is not None and slo.answers_share is not None
+    if not has_objective and not answer_files.has_checked_answers(folder):
         return measured_summary
     scored_answers = answer_files.read_scored_answers(folder)
     return add_answer_scores(measured_summary, stored.manifest, stored.rows, scored_answers)

@@ -29,6 +29,9 @@ DEFAULT_QUANTILE = 0.99
 FLUIDITY = "fluidity"
 """The name, in files and options, of the objective of token deadlines."""
 
+ANSWERS = "answers"
+"""The name, in files and options, of the objective on the share of right answers."""
+
 HEADER_PREFIXES = ("x-slo", "x-llm-d-slo")
 """How llm-d's headers for the SLO of a request begin. The second is used since its release 0.8."""
 MISSING_DEADLINES = "needs the deadlines of the first and of later tokens"
@@ -115,12 +118,14 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         goodput_share: The smallest fraction of requests that meet all terms, or None.
         task: The objective of tasks, or None.
         fluidity: The objective of token deadlines, or None.
+        answers_share: The smallest fraction of the checked answers that are right, or None.
     """
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
     task: TaskTerm | None = None
     fluidity: FluidityTerm | None = None
+    answers_share: float | None = None
 
     def strictest_limit_ns(self, metric: str) -> int | None:
         """Return the lowest limit of a metric at any percentile, or None if it has no limit."""
@@ -166,15 +171,18 @@ def state_token_deadlines(slo: Slo) -> FluidityTerm | None:
 def merge_slos(base: Slo, added: Slo) -> Slo:
     """Return the objectives of both SLOs, ordered by metric and percentile.
 
-    If both limit the same metric at the same percentile, or the attainment, `added` decides.
+    If both limit the same metric at the same percentile, the attainment, or the share of right
+    answers, `added` decides.
     """
     terms = {(term.metric, term.quantile): term for term in (*base.terms, *added.terms)}
     goodput_share = base.goodput_share if added.goodput_share is None else added.goodput_share
+    answers_share = base.answers_share if added.answers_share is None else added.answers_share
     return Slo(
         terms=_sort_terms(terms.values()),
         goodput_share=goodput_share,
         task=added.task or base.task,
         fluidity=added.fluidity or base.fluidity,
+        answers_share=answers_share,
     )
 
 
@@ -200,6 +208,8 @@ def describe_slo(slo: Slo) -> str:
         texts.append(_describe_task_term(slo.task))
     if slo.fluidity is not None:
         texts.append(describe_fluidity_term(slo, slo.fluidity))
+    if slo.answers_share is not None:
+        texts.append(describe_answers_share(slo.answers_share))
     return ", ".join(texts)
 
 
@@ -298,6 +308,11 @@ def describe_fluidity_term(slo: Slo, term: FluidityTerm) -> str:
 def describe_deadlines(first_token_ms: float, per_token_ms: float) -> str:
     """Return token deadlines as text: `deadlines 2,000 ms, then 50 ms per token`."""
     return f"deadlines {first_token_ms:,.10g} ms, then {per_token_ms:,.10g} ms per token"
+
+
+def describe_answers_share(share: float) -> str:
+    """Return the objective on checked answers as text: `Right answers at least 95 %`."""
+    return f"Right answers at least {share * 100:.6g} %"
 
 
 def describe_task_limits(within_ms: float | None, wait_ms: float | None) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from loadgen.cli.output import print_status, warn_if_changed
 from loadgen.core.errors import OK, SLO_MISSED, CombinedError, UserError, did_you_mean
-from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.run_folder import refuse_shard
 from loadgen.core.slo import Slo
@@ -350,7 +350,7 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
     # Terms that extend the SLO of a workload (`--slo +...`) are no complete SLO to compare with.
     has_extending_terms = flags.added_slo is not None
     complete_slo = None if has_extending_terms else flags.replacement_slo
-    if complete_slo is not None and _is_same_slo(complete_slo, evidence.summary.goodput):
+    if complete_slo is not None and _is_same_slo(complete_slo, evidence.summary):
         return
 
     raise UserError(
@@ -361,17 +361,22 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
     )
 
 
-def _is_same_slo(requested: Slo, measured: Goodput) -> bool:
-    """Return True if an SLO has the limits and the required share of the SLO of a run.
+def _is_same_slo(requested: Slo, summary: Summary) -> bool:
+    """Return True if an SLO has the limits and the required shares of the SLO of a run.
 
     The order of the terms does not matter.
     """
     from loadgen.core.stats.quantiles import milliseconds
 
+    measured = summary.goodput
     measured_limits = {(term.metric, term.quantile): term.limit_ms for term in measured.slo}
     requested_limits = {
         (term.metric, term.quantile): milliseconds(term.limit_ns) for term in requested.terms
     }
     has_same_share = requested.goodput_share == measured.share_limit
 
-    return has_same_share and requested_limits == measured_limits
+    answers_objective = None if summary.answers is None else summary.answers.objective
+    measured_answers_share = None if answers_objective is None else answers_objective.limit
+    has_same_answers_share = requested.answers_share == measured_answers_share
+
+    return has_same_share and has_same_answers_share and requested_limits == measured_limits

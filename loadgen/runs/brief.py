@@ -17,6 +17,11 @@ from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
 from loadgen.runs.accepted_length import describe_verdict
+from loadgen.runs.answers_objective import (
+    find_answers_objective,
+    format_answers_limit,
+    format_measured_answers,
+)
 from loadgen.runs.answers_text import describe_answers
 from loadgen.runs.fluidity import (
     find_fluidity_objective,
@@ -223,7 +228,8 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
     """Yield the objectives of the run and of its request classes.
 
     For each of them, the limits of percentiles come first. Then comes the required percentage of
-    requests that meet all of these limits, then that of tasks, and last the fluidity index.
+    requests that meet all of these limits, then that of tasks, the fluidity index, and last the
+    share of right answers.
     """
     for prefix, scope in list_slo_scopes(summary):
         goodput = scope.goodput
@@ -254,6 +260,15 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
                 name=f"{prefix}Fluidity p{fluidity.quantile * 100:g}",
                 measured=format_measured_index(fluidity),
                 limit=f"{fluidity.limit * 100:g} %",
+            )
+
+        answers = find_answers_objective(scope)
+        if answers is not None:
+            yield _ObjectiveRow(
+                is_met=answers.met,
+                name="Right answers",
+                measured=format_measured_answers(answers),
+                limit=format_answers_limit(answers),
             )
 
 
@@ -300,6 +315,9 @@ def _undecided_reasons(summary: Summary) -> list[str]:
         for _, objective in list_fluidity_objectives(summary)
         if objective.undecided
     ]
+    answers = find_answers_objective(summary)
+    if answers is not None and answers.undecided:
+        reasons.append(answers.undecided)
     return list(dict.fromkeys(reasons))
 
 

@@ -10,6 +10,11 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.render.junit import OUTCOME_OF_MET, JUnitCase, Outcome
 from loadgen.render.markdown import render_sections
 from loadgen.runs import text
+from loadgen.runs.answers_objective import (
+    count_wrong_answers,
+    find_answers_objective,
+    format_measured_answers,
+)
 from loadgen.runs.fluidity import (
     count_requests_below,
     find_fluidity_objective,
@@ -164,7 +169,7 @@ def _measurements(scope: SloScope) -> Iterator[_Measurement]:
 
     The order must be that of `list_scope_objectives`, because the caller pairs both: the limits of
     percentiles, then the required fraction of requests within all limits, then the required
-    fraction of tasks, then the fluidity index.
+    fraction of tasks, then the fluidity index, then the share of right answers.
     """
     goodput = scope.goodput
     for percentile_term in goodput.slo:
@@ -187,6 +192,11 @@ def _measurements(scope: SloScope) -> Iterator[_Measurement]:
             f"{format_measured_index(fluidity)}, {count_requests_below(fluidity)} below the limit"
         )
         yield _Measurement(text, is_supported=fluidity.supported)
+
+    answers = find_answers_objective(scope)
+    if answers is not None:
+        measured = f"{format_measured_answers(answers)}, {count_wrong_answers(answers)} wrong"
+        yield _Measurement(answers.undecided or measured)
 
 
 def _describe_term(term: TermResult) -> str:

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.render.section import Bullets, Kind, Paragraph, Section, Table, section
+from loadgen.runs.answers_objective import (
+    count_wrong_answers,
+    find_answers_objective,
+    format_measured_answers,
+)
 from loadgen.runs.fluidity import (
     count_requests_below,
     format_measured_index,
@@ -15,9 +20,9 @@ from loadgen.runs.fluidity import (
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_text import (
     count_violations,
-    describe_fluidity_outcome,
     describe_good_requests,
     describe_judged_outcome,
+    describe_load_objectives,
     format_limit,
     format_term_value,
 )
@@ -40,12 +45,16 @@ def slo_section(summary: Summary) -> Section:
     goodput = summary.goodput
     rows = [_objective_row(summary, objective) for objective in _list_objectives(summary)]
     rows += _fluidity_rows(summary)
+    rows += _answers_rows(summary)
     undecided_reasons = dict.fromkeys(  # each reason once
         f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
     )
     for _, fluidity_objective in list_fluidity_objectives(summary):
         if fluidity_objective.undecided:
             undecided_reasons[f"undecided: {fluidity_objective.undecided}"] = None
+    answers = find_answers_objective(summary)
+    if answers is not None and answers.undecided:
+        undecided_reasons[f"undecided: {answers.undecided}"] = None
 
     return section(
         "SLO",
@@ -84,6 +93,18 @@ def _fluidity_rows(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
         )
 
 
+def _answers_rows(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the cells of the objective on checked answers, if the SLO has one."""
+    answers = find_answers_objective(summary)
+    if answers is not None:
+        yield (
+            answers.text,
+            format_measured_answers(answers),
+            count_wrong_answers(answers),
+            describe_judged_outcome(summary, answers.met),
+        )
+
+
 def _list_objectives(summary: Summary) -> Iterator[_NamedObjective]:
     """Yield the objectives of the run, or if it has none those of each of its request classes."""
     if summary.goodput.slo:
@@ -99,7 +120,7 @@ def _describe_slo_outcome(summary: Summary) -> str:
     """Return the outcome of the SLO with the requests that met it; "" without an SLO."""
     goodput = summary.goodput
     if not goodput.has_slo:
-        return describe_fluidity_outcome(summary)
+        return describe_load_objectives(summary)
 
     details = []
     if _is_good_count_meaningful(goodput):

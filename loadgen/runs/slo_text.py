@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format, slo
 from loadgen.core.metrics.summary import Summary, fails_by_errors
+from loadgen.runs.answers_objective import (
+    describe_answers_result,
+    describe_missed_answers,
+    find_answers_objective,
+)
 from loadgen.runs.fluidity import (
     describe_fluidity_objective,
     describe_fluidity_result,
@@ -87,8 +92,8 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
     """Yield the objectives of a run or of a request class, in the order in which they are shown.
 
     The limits of percentiles come first, then the required percentage of requests that meet all of
-    these limits, then the required percentage of tasks, then the fluidity index. A task is a
-    conversation or an agent's sequence of requests.
+    these limits, then the required percentage of tasks, then the fluidity index, then the share of
+    right answers. A task is a conversation or an agent's sequence of requests.
 
     Args:
         scope: The summary of the run or of the class.
@@ -110,6 +115,10 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
     fluidity = find_fluidity_objective(scope)
     if fluidity is not None:
         yield Objective(describe_fluidity_objective(scope), fluidity.met)
+
+    answers = find_answers_objective(scope)
+    if answers is not None:
+        yield Objective(answers.text, answers.met)
 
 
 def is_attainment_met(goodput: Goodput) -> bool | None:
@@ -256,8 +265,8 @@ def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
     """Yield a text for each missed objective of a run or a request class, with the numbers.
 
     Limits of percentiles come first, then the objective for tasks, then the required percentage of
-    requests that meet every limit, then the fluidity index. An objective is missed if its outcome
-    is False; None means that it is undecided.
+    requests that meet every limit, then the fluidity index, then the share of right answers. An
+    objective is missed if its outcome is False; None means that it is undecided.
     """
     goodput = scope.goodput
     for percentile_objective in goodput.slo:
@@ -275,6 +284,10 @@ def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
     fluidity = find_fluidity_objective(scope)
     if fluidity is not None and fluidity.met is False:
         yield describe_missed_index(fluidity)
+
+    answers = find_answers_objective(scope)
+    if answers is not None and answers.met is False:
+        yield describe_missed_answers(answers)
 
 
 def _describe_missed_term(term: TermResult) -> str:
@@ -315,13 +328,15 @@ def describe_result(summary: Summary) -> str:
         return _describe_slo_result(summary)
 
     tasks = find_task_goodput(summary)
-    if tasks is not None and summary.goodput.met is not None:
-        outcome = "met" if summary.goodput.met else "missed"
-        return f"SLO {outcome}: {_describe_good_tasks(tasks)}."
+    if tasks is not None and tasks.met is not None:
+        outcome = "met" if tasks.met else "missed"
+        sentences = [f"SLO {outcome}: {_describe_good_tasks(tasks)}."]
+        sentences.append(describe_load_objectives(summary))
+        return " ".join(sentences).rstrip()
 
-    fluidity_result = describe_fluidity_outcome(summary)
-    if fluidity_result:
-        return fluidity_result
+    load_objectives = describe_load_objectives(summary)
+    if load_objectives:
+        return load_objectives
 
     if fails_by_errors(summary):
         return _describe_error_rate(summary)
@@ -346,6 +361,19 @@ def describe_fluidity_outcome(summary: Summary) -> str:
     if is_met:
         return f"SLO met: {join_with_and(list_objectives(summary))}."
     return f"SLO missed: {'; '.join(missed_objectives(summary))}."
+
+
+def describe_load_objectives(summary: Summary) -> str:
+    """Return the result of an SLO without limits on requests, or "" if it has no objectives.
+
+    Its objectives are those of token deadlines and of checked answers. Each has a sentence.
+    """
+    sentences = [describe_fluidity_outcome(summary)]
+    answers = find_answers_objective(summary)
+    if answers is not None:
+        sentences.append(describe_answers_result(answers))
+
+    return " ".join(sentences).strip()
 
 
 def _describe_slo_result(summary: Summary) -> str:
@@ -424,6 +452,10 @@ def _list_undecided_objectives(scope: SloScope) -> Iterator[str]:
     fluidity = find_fluidity_objective(scope)
     if fluidity is not None and fluidity.undecided:
         yield f"{fluidity.text}: {fluidity.undecided}"
+
+    answers = find_answers_objective(scope)
+    if answers is not None and answers.undecided:
+        yield f"{answers.text}: {answers.undecided}"
 
 
 def _describe_too_few_samples(summary: Summary) -> Iterator[str]:

@@ -19,7 +19,14 @@ from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecti
 from loadgen.core.execution import run_manifest
 from loadgen.core.execution.backend import filling_rate, known
 from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
-from loadgen.core.slo import ATTAINMENT, Slo, describe_fluidity_term, describe_task_limits
+from loadgen.core.slo import (
+    ANSWERS,
+    ATTAINMENT,
+    Slo,
+    describe_answers_share,
+    describe_fluidity_term,
+    describe_task_limits,
+)
 from loadgen.core.workload import Closed, Mix, Workload
 from loadgen.core.workload.flags import select_load_options
 from loadgen.repeated import capacity
@@ -450,14 +457,17 @@ def _goal_of_classes(class_plans: Sequence[ClassPlan]) -> Goal:
 def _goal_of_all_requests(slo: Slo) -> Goal:
     """Return the goal of a workload whose requests all have the same SLO.
 
-    Objectives of tasks, which are sessions of several requests, and of token deadlines are judged
-    after a trial has run to its end. The other terms are judged request by request.
+    Objectives of tasks, which are sessions of several requests, of token deadlines and of checked
+    answers are judged after a trial has run to its end. The other terms are judged request by
+    request.
     """
     full_run_terms = []
     if slo.task is not None:
         full_run_terms.append("tasks")
     if slo.fluidity is not None:
         full_run_terms.append("fluidity")
+    if slo.answers_share is not None:
+        full_run_terms.append(ANSWERS)
     return Goal(slo=slo, full_run_terms=tuple(full_run_terms))
 
 
@@ -682,6 +692,9 @@ def _describe_slo(slo: Slo | None, prefix: str) -> Iterator[str]:
 
     if slo.fluidity is not None:
         yield f"{prefix}{describe_fluidity_term(slo, slo.fluidity)}"
+
+    if slo.answers_share is not None:
+        yield f"{prefix}{describe_answers_share(slo.answers_share)}"
 
 
 def _to_ms(duration_ns: int | None) -> float | None:

@@ -12,6 +12,7 @@ from loadgen.core.execution.plan import Plan, Settings, share_of_limit
 from loadgen.core.execution.resource_limits import ConnectionDemand
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Mix, Task, Workload, requests_by_class
+from loadgen.core.workload.request_classes import list_question_classes
 from loadgen.figures import needs as response_parts_needed_for
 
 # More workers per core only use memory (60 to 100 MB each) and compete for the core.
@@ -163,6 +164,7 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     """
     yield from _task_errors(workload, settings)
     yield from _prefill_limit_errors(workload, settings)
+    yield from _answers_errors(workload)
 
     if settings.returns_numbers:
         yield from _stop_rule_errors(workload, settings)
@@ -173,6 +175,36 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
             message="there is no TTFT or TPOT objective to send to a gateway",
             where="--set slo_headers",
             hint="for example --slo ttft:500ms:p95 --slo tpot:50ms:p95",
+        )
+
+
+def _answers_errors(workload: Workload) -> Iterator[UserError]:
+    """Yield an error for each reason why the objective on answers cannot be judged.
+
+    The load needs questions with known answers. The objective is judged for the load as a whole, so
+    no class may have an SLO of its own.
+    """
+    if workload.slo is None or workload.slo.answers_share is None:
+        return
+
+    if not list_question_classes(workload.requests):
+        yield UserError(
+            "missing_key",
+            message="the objective answers needs questions with known answers in the load",
+            where="slo.answers",
+            hint="add --check-answers FILE, or check_answers: true to requests that read a file",
+        )
+
+    if not isinstance(workload.requests, Mix):
+        return
+    classes = workload.requests.classes.values()
+    if any(request_class.slo is not None for request_class in classes):
+        yield UserError(
+            "unsupported",
+            message="the objective answers is judged for the whole load, but classes of it have "
+            "SLOs of their own",
+            where="slo.answers",
+            hint="remove the slo of each class, or the objective answers",
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen.core.metrics.answer_objective import AnswersObjective
 from loadgen.core.results.answer_files import ScoredAnswer
 from loadgen.core.results.record import STATUS
 from loadgen.core.stats.excess_test import Stratum, excess_p_value, sign_test_p_value
@@ -113,6 +114,7 @@ class AnswerScores(msgspec.Struct, frozen=True, kw_only=True):
         checked_by_question: The number of checked responses to each question, by its index,
             separated by spaces.
         wrong_by_question: The number of wrong responses to each question in the same form.
+        objective: The result of the objective `answers` of the SLO. None if it has none.
     """
 
     overall: ScorePart
@@ -122,6 +124,7 @@ class AnswerScores(msgspec.Struct, frozen=True, kw_only=True):
     reference: ReferenceComparison | None = None
     checked_by_question: str = ""
     wrong_by_question: str = ""
+    objective: AnswersObjective | None = None
 
 
 class MeasuredAnswer(NamedTuple):

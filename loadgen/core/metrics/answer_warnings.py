@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from loadgen.core.metrics.answer_objective import (
+    include_answers_outcome,
+    judge_answers_objective,
+)
 from loadgen.core.metrics.answer_scores import (
     AnswerScores,
     measure_answers,
     summarize_answers,
 )
+from loadgen.core.metrics.goodput import without_outcomes_if_invalid
 from loadgen.core.metrics.verdict import add_warning
 
 if TYPE_CHECKING:
@@ -36,7 +41,8 @@ def add_answer_scores(
 ) -> Summary:
     """Return the summary of a run with the scores of its checked answers.
 
-    Warnings about these scores are added to the verdict.
+    The objective of the SLO on answers is judged, and becomes a part of the outcome of the SLO.
+    Warnings about the scores are added to the verdict.
 
     Args:
         summary: The summary of the run without checked answers.
@@ -48,10 +54,18 @@ def add_answer_scores(
     measured_answers = measure_answers(scored_answers, rows, measured_stages)
     answers = summarize_answers(measured_answers)
 
+    objective = judge_answers_objective(manifest.slo, answers.overall)
+    answers = msgspec.structs.replace(answers, objective=objective)
+    goodput = include_answers_outcome(summary.goodput, objective, manifest.slo)
+
     verdict = summary.verdict
     for warning in _find_warnings(answers):
         verdict = add_warning(verdict, warning.code, warning.values)
-    return msgspec.structs.replace(summary, answers=answers, verdict=verdict)
+
+    scored_summary = msgspec.structs.replace(
+        summary, answers=answers, goodput=goodput, verdict=verdict
+    )
+    return without_outcomes_if_invalid(scored_summary)
 
 
 class _AnswerWarning(NamedTuple):

@@ -17,6 +17,7 @@ from loadgen.figures import pooled_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from loadgen.core.metrics.answer_scores import AnswerScores
     from loadgen.core.metrics.fluidity import Fluidity
     from loadgen.core.metrics.part_summaries import ClassSummary, SummaryWithSlo
     from loadgen.core.metrics.slo_sample import SloSample
@@ -177,6 +178,7 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
         goodput=_without_outcome(summary.goodput),
         sessions=_without_task_outcome(summary.sessions),
         fluidity=_without_fluidity_outcome(summary.fluidity),
+        answers=_without_answers_outcome(summary.answers),
         # The parts of the run.
         stages=_without_request_outcomes(summary.stages),
         targets=_without_request_outcomes(summary.targets),
@@ -194,6 +196,15 @@ def _without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
 
     objective = msgspec.structs.replace(fluidity.objective, met=None)
     return msgspec.structs.replace(fluidity, objective=objective)
+
+
+def _without_answers_outcome(answers: AnswerScores | None) -> AnswerScores | None:
+    """Return the scores of checked answers, whose objective is neither met nor missed."""
+    if answers is None or answers.objective is None:
+        return answers
+
+    objective = msgspec.structs.replace(answers.objective, met=None)
+    return msgspec.structs.replace(answers, objective=objective)
 
 
 def _without_request_outcomes(parts: Sequence[PartT]) -> tuple[PartT, ...]:

@@ -280,6 +280,10 @@ def is_inconclusive(summary: Summary) -> bool:
     if has_unsupported_term:
         return True
 
+    answers_objective = None if summary.answers is None else summary.answers.objective
+    if answers_objective is not None and answers_objective.met is None:
+        return True
+
     class_fluidity = [request_class.fluidity for request_class in summary.classes]
     return any(_is_objective_inconclusive(part) for part in (summary.fluidity, *class_fluidity))
 

@@ -15,6 +15,7 @@ import msgspec
 from loadgen.core import units
 from loadgen.core.errors import LoadgenError, UserError, closest
 from loadgen.core.slo import (
+    ANSWERS,
     ATTAINMENT,
     DEFAULT_QUANTILE,
     FLUIDITY,
@@ -28,7 +29,11 @@ from loadgen.core.slo import (
 )
 from loadgen.core.workload.fields import SALT_PATTERN
 from loadgen.core.workload.schema import Limits
-from loadgen.core.workload.slo_fields import parse_stop_rule
+from loadgen.core.workload.slo_fields import (
+    ANSWERS_HINT,
+    check_answers_share,
+    parse_stop_rule,
+)
 from loadgen.core.workload.stages import MAX_CONCURRENCY
 from loadgen.core.workload.trajectories import (
     TrajectoryEnd,
@@ -431,17 +436,23 @@ def _check_no_common_objective(first: Slo, second: Slo) -> None:
         raise units.InvalidValueError(
             "duplicate", "limits the fluidity index a second time", "keep one of them"
         )
+    if first.answers_share is not None and second.answers_share is not None:
+        raise units.InvalidValueError(
+            "duplicate", "limits the share of right answers a second time", "keep one of them"
+        )
 
 
 def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     """Return the SLO of one term: `METRIC:LIMIT`, `METRIC:LIMIT:PERCENTILE` or `attainment:SHARE`.
 
-    Examples are `ttft:2s`, `ttft:2s:p95`, `fluidity:90%:p95` and `attainment:99%`. A term without a
-    percentile means p99. A time needs a unit unless there is a default unit. Raises
-    `units.InvalidValueError` if the text is no term.
+    Examples are `ttft:2s`, `ttft:2s:p95`, `fluidity:90%:p95`, `answers:95%` and `attainment:99%`. A
+    term of a latency or of the fluidity index without a percentile means p99. A time needs a unit
+    unless there is a default unit. Raises `units.InvalidValueError` if the text is no term.
     """
     if text == FLUIDITY:
         raise units.InvalidValueError("invalid_value", "has no limit", _FLUIDITY_HINT)
+    if text == ANSWERS:
+        raise units.InvalidValueError("invalid_value", "has no limit", ANSWERS_HINT)
     if ":" not in text:
         hint = f"METRIC:LIMIT, like {_slo_term_examples(default_unit)}"
         raise units.InvalidValueError("invalid_value", "is not an SLO term", hint)
@@ -450,6 +461,8 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
         return Slo(goodput_share=units.share(condition))
     if name == FLUIDITY:
         return Slo(fluidity=_parse_fluidity_term(condition))
+    if name == ANSWERS:
+        return Slo(answers_share=_parse_answers_share(condition))
     return Slo(terms=(_parse_latency_term(name, condition, default_unit),))
 
 
@@ -464,6 +477,20 @@ def _parse_fluidity_term(condition: str) -> FluidityTerm:
     if least_index == 0:
         raise units.InvalidValueError("out_of_range", "is always met", _FLUIDITY_HINT)
     return FluidityTerm(least_index=least_index, quantile=quantile or DEFAULT_QUANTILE)
+
+
+def _parse_answers_share(condition: str) -> float:
+    """Return the share of checked answers that must be right, from a condition such as `95%`.
+
+    Raises `units.InvalidValueError` if the condition is no percentage, or not between 0 % and
+    100 %.
+    """
+    try:
+        share = units.share(condition)
+    except units.InvalidValueError as error:
+        problem = f'is not valid: "{condition}" {error}'
+        raise units.InvalidValueError(error.code, problem, ANSWERS_HINT) from None
+    return check_answers_share(share)
 
 
 def _parse_part_of_fluidity(parse: Callable[[str], float], text: str) -> float:
@@ -484,7 +511,7 @@ def _parse_latency_term(name: str, condition: str, default_unit: str | None) -> 
     Raises `units.InvalidValueError` if the metric is not known, or the condition is not valid.
     """
     metric = METRIC_ALIASES.get(name, name)
-    known_terms = f"known: {', '.join((*metrics(), FLUIDITY, ATTAINMENT))}"
+    known_terms = f"known: {', '.join((*metrics(), FLUIDITY, ANSWERS, ATTAINMENT))}"
 
     hint = f"{known_terms}; {_slo_term_examples(default_unit)}"
     if metric not in metrics():
@@ -507,7 +534,7 @@ def _slo_term_examples(default_unit: str | None) -> str:
     """Return examples of terms for hints. With the default unit ms, limits need no unit."""
     if default_unit == "ms":
         return "ttft:2000 tpot:200 (milliseconds)"
-    return "ttft:2s, ttft:2s:p95, fluidity:90%:p95, attainment:99%"
+    return "ttft:2s, ttft:2s:p95, fluidity:90%:p95, answers:95%, attainment:99%"
 
 
 _PERCENTILE_IN_NAME = re.compile(r"[._-]?(?P<percentile>p[0-9]+)[._-]?")
@@ -537,7 +564,7 @@ def _closest_slo_name(name: str) -> str | None:
     if name == "goodput":
         # Other tools use this name for the share of requests that meet the limits.
         return ATTAINMENT
-    return closest(name, (*metrics(), *METRIC_ALIASES, FLUIDITY, ATTAINMENT))
+    return closest(name, (*metrics(), *METRIC_ALIASES, FLUIDITY, ANSWERS, ATTAINMENT))
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from loadgen.core import units
+from loadgen.core.slo import Slo
 from loadgen.core.workload.file_models import Part
 from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
 from loadgen.core.workload.slo_fields import SloField
@@ -149,6 +150,15 @@ class RequestClass(Part):
     # The SLO of the class. By default it is that of the workload.
     slo: SloField = None
 
+    @field_validator("slo")
+    @classmethod
+    def _refuse_answers(cls, slo: Slo | None) -> Slo | None:
+        """Refuse an objective on checked answers, which is judged for the whole load only."""
+        if slo is not None and slo.answers_share is not None:
+            problem = "has the objective answers, which only the SLO of the workload may have"
+            raise units.InvalidValueError("unsupported", problem, "move it to the slo of the file")
+        return slo
+
     @field_validator("requests")
     @classmethod
     def _refuse_sessions_of_a_trace(cls, requests: RequestsOfOneKind) -> RequestsOfOneKind:
@@ -271,3 +281,15 @@ def requests_by_class(requests: Any) -> dict[str, Any]:
     if isinstance(requests, Mix):
         return {name: request_class.requests for name, request_class in requests.classes.items()}
     return {"": requests}
+
+
+def list_question_classes(requests: Any) -> list[str]:
+    """Return the names of the classes whose responses are checked (`check_answers`).
+
+    Without classes, all requests have the name "".
+    """
+    return [
+        name
+        for name, requests_of_class in requests_by_class(requests).items()
+        if isinstance(requests_of_class, FromFile) and requests_of_class.check_answers
+    ]

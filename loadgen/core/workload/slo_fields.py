@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 from pydantic import (
+    AfterValidator,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -129,6 +130,26 @@ class WrittenFluidityTerm(Part):
         )
 
 
+ANSWERS_HINT = "write the share of checked answers that must be right, like answers:95%"
+
+
+def check_answers_share(share: float) -> float:
+    """Return the smallest share of right answers unchanged, such as 0.95 of `answers: 95%`.
+
+    Raises `InvalidValueError` if the share is 0 %, which is always met, or 100 %. A share of 100 %
+    cannot be met, because the confidence interval of a measured share always reaches below it.
+    """
+    if share == 0:
+        raise units.InvalidValueError("out_of_range", "is always met", ANSWERS_HINT)
+    if share == 1:
+        raise units.InvalidValueError(
+            "out_of_range",
+            "must be below 100%, because no sample can show that every answer is right",
+            "require a little less, like answers:99%",
+        )
+    return share
+
+
 class WrittenSlo(Part):
     """The terms of an SLO, one key each. `build_slo_model` adds a key for each metric."""
 
@@ -137,6 +158,9 @@ class WrittenSlo(Part):
     attainment: Share | None = None
     task: WrittenTaskTerm | None = None
     fluidity: WrittenFluidityTerm | None = None
+    # The share of the checked answers that must be right. The load needs questions with known
+    # answers (`check_answers`).
+    answers: Annotated[Share, AfterValidator(check_answers_share)] | None = None
 
     @classmethod
     def convert_to_fields(cls, data: Any) -> Any:
@@ -174,12 +198,13 @@ class WrittenSlo(Part):
 
         Raises `InvalidValueError` if two limits are for the same metric and percentile, or if a
         latency limit or a deadline is missing. An attainment needs a latency limit, and so does an
-        SLO without a limit for tasks or token deadlines.
+        SLO without an objective for tasks, token deadlines or answers.
         """
         latency_terms = self._latency_terms()
         _check_one_limit_per_percentile(latency_terms)
         has_attainment = self.attainment is not None
-        has_other_objective = self.task is not None or self.fluidity is not None
+        other_objectives = (self.task, self.fluidity, self.answers)
+        has_other_objective = any(objective is not None for objective in other_objectives)
 
         needs_latency_term = has_attainment or not has_other_objective
         if needs_latency_term and not latency_terms:
@@ -193,6 +218,7 @@ class WrittenSlo(Part):
             goodput_share=self.attainment,
             task=task_term,
             fluidity=fluidity_term,
+            answers_share=self.answers,
         )
         if slo.lacks_token_deadlines:
             example = "fluidity: {index: 90%, at: p95, ttft: 2s, tpot: 50ms}"
@@ -257,12 +283,16 @@ def validate_slo(value: object, info: ValidationInfo) -> Slo | None:
 def serialize_slo(slo: Slo | None) -> object:
     """Return an SLO as JSON types, for a stored workload and its fingerprint.
 
-    The objective of token deadlines is left out if there is none, so that the fingerprint of a
-    workload without it is the one that earlier versions computed.
+    The objectives of token deadlines and of answers are left out if there are none, so that the
+    fingerprint of a workload without them is the one that earlier versions computed.
     """
+    if slo is None:
+        return None
+
     fields = msgspec.to_builtins(slo)
-    if slo is not None and slo.fluidity is None:
-        del fields["fluidity"]
+    for later_objective in ("fluidity", "answers_share"):
+        if fields[later_objective] is None:
+            del fields[later_objective]
     return fields
 
 
