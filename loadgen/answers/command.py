@@ -312,7 +312,7 @@ def other_endpoint(
         has_key_file = key_file is not None
         if has_model or has_key_file:
             option = "--against-model" if has_model else "--against-key-file"
-            problem = "--within needs an endpoint B to compare with"
+            problem = f"{option} needs an endpoint B to compare with"
             raise UserError("no_effect", problem, option, "add --against URL")
         return None
 

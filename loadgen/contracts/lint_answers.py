@@ -54,10 +54,12 @@ class ScoreInput(NamedTuple):
     """What a score needs from a prompt.
 
     Attributes:
+        name: What it is, for messages.
         is_in: Returns whether a prompt has it.
         example: A row of a data set that has it.
     """
 
+    name: str
     is_in: Callable[[ScorablePrompt], bool]
     example: str
 
@@ -79,12 +81,19 @@ def _requires_json(prompt: ScorablePrompt) -> bool:
 
 SCORE_INPUTS = {
     "reference": ScoreInput(
-        _has_reference, '{"prompt": "Name the capital of France.", "reference": "Paris"}'
+        "a reference response",
+        _has_reference,
+        '{"prompt": "Name the capital of France.", "reference": "Paris"}',
     ),
-    "choice": ScoreInput(_has_choice, '{"prompt": "2 + 2? A: 3, B: 4", "answer": "B"}'),
+    "choice": ScoreInput(
+        "the letter of the right choice",
+        _has_choice,
+        '{"prompt": "2 + 2? A: 3, B: 4", "answer": "B"}',
+    ),
     "json": ScoreInput(
+        "a response_format of JSON",
         _requires_json,
-        'for example {"messages": [...], "response_format": {"type": "json_object"}}',
+        '{"messages": [...], "response_format": {"type": "json_object"}}',
     ),
 }
 """Requirement of a term about responses -> what it needs from a prompt."""
@@ -196,7 +205,7 @@ class AnswerTermChecker:
 
     def _report_missing_input(self, placed_term: PlacedTerm, score_input: ScoreInput) -> None:
         """Report that no prompt has what the score of a term needs."""
-        text = f"no row of {self.check.dataset} has a reference response"
+        text = f"no row of {self.check.dataset} has {score_input.name}"
         hint = f"use rows like {score_input.example}"
         self._report(placed_term, Problem("missing_key", text, hint))
 

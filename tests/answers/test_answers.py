@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exits
 from expected_errors import refused
 from golden import check_golden
 from msgspec.structs import replace
@@ -486,3 +487,14 @@ def test_report_states_the_scores() -> None:
     )
     check_golden("answers_brief", as_text.render(report(result)))
     check_golden("answers_full", as_text.render(report(result), full=True))
+
+
+def test_options_of_endpoint_b_without_its_url_name_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Hello"}\n')
+    assert exits("answers", prompts, "--url", "http://127.0.0.1:1", "--against-model", "m") == 2
+    error = capsys.readouterr().err
+    assert "--against-model" in error
+    assert "--within" not in error

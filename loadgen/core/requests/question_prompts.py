@@ -151,7 +151,8 @@ def _check_schemas(known: KnownAnswer) -> None:
     schema_problem = find_schema_problem(known)
     if schema_problem:
         problem = f"the JSON Schema is not valid: {schema_problem}"
-        raise BadRowError("invalid_value", problem, "correct the schema")
+        place = "parameters of its tools" if known.tools else "schema or response_format"
+        raise BadRowError("invalid_value", problem, f"correct the {place}")
 
 
 def list_known_answers(prompts: Prompts) -> list[KnownAnswer]:

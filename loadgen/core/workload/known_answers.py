@@ -37,6 +37,9 @@ SCHEMA_KEY = "schema"
 TOOLS_KEY = "tools"
 """The key of the tools that the model may call."""
 
+CHOICE_LETTERS = tuple("ABCDEFGHIJ")
+"""The letters of choices that a response can name."""
+
 JSON_FORMATS = ("json_object", "json_schema")
 """Values of `response_format.type` that request JSON."""
 
@@ -85,6 +88,7 @@ def parse_known_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
         case "tool_call":
             tools = _read_tools(row)
             expected_tool = read_reference(row) or ""
+            _check_tool_is_offered(expected_tool, tools)
             return KnownAnswer(check=check, row=row_number, tools=tools, expected=expected_tool)
 
         case "json":
@@ -97,7 +101,42 @@ def parse_known_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
             if right_answer is None:
                 hint = f"add the right answer as one of {', '.join(REFERENCE_KEYS)}"
                 raise BadRowError("missing_key", "the row has no right answer", hint)
+            if check == "choice":
+                _check_choice_letter(right_answer)
             return KnownAnswer(check=check, row=row_number, expected=right_answer)
+
+
+def _check_tool_is_offered(expected_tool: str, tools: Mapping[str, object]) -> None:
+    """Check that the tool which a response has to call is one of the tools of its request.
+
+    Args:
+        expected_tool: The name of the right tool, or "" if any tool is right.
+        tools: The tools of the request, by name.
+
+    Raises:
+        BadRowError: The right tool is no tool of the request, so no response could be right.
+    """
+    if expected_tool and expected_tool not in tools:
+        problem = f'the right tool "{expected_tool}" is none of the tools of the row'
+        hint = f"use one of these names as answer: {', '.join(tools)}"
+        raise BadRowError("unknown_name", problem, hint)
+
+
+def _check_choice_letter(right_answer: str) -> None:
+    """Check that the right answer of a choice is a letter that responses can be searched for.
+
+    Raises:
+        BadRowError: The right answer is no letter from A to J, so no response could be right.
+    """
+    if not _is_letter_of_choice(right_answer):
+        problem = f'the right answer "{right_answer}" is not the letter of a choice'
+        hint = 'use a letter from A to J, or compare the whole text with "check": "exact"'
+        raise BadRowError("invalid_value", problem, hint)
+
+
+def _is_letter_of_choice(right_answer: str) -> bool:
+    """Return True if a right answer is a letter from A to J, which responses can name."""
+    return right_answer.strip().upper() in CHOICE_LETTERS
 
 
 def _choose_check(row: Mapping[str, Any]) -> CheckKind:
@@ -125,10 +164,11 @@ def _choose_check(row: Mapping[str, Any]) -> CheckKind:
 
     reference = read_reference(row)
     if reference is None:
-        hint = "add the right answer, for example as answer, or recorded reference_responses"
+        hint = f"add the right answer as answer, or {SCHEMA_KEY}, {TOOLS_KEY} or {RECORDED_KEY}"
         raise BadRowError("missing_key", "the row has no known answer", hint)
 
-    return "choice" if is_choice_letter(row, reference) else "exact"
+    is_choice = is_choice_letter(row, reference) and _is_letter_of_choice(reference)
+    return "choice" if is_choice else "exact"
 
 
 def _parse_check_kind(name: object) -> CheckKind:
@@ -200,7 +240,7 @@ def _reference_to_text(value: object, key: str) -> str:
     raise BadRowError(
         "wrong_type",
         f"{key} must be a text",
-        "use the right answer, or the letter of a choice",
+        "use the right answer, the letter of a choice, or the name of a tool",
         key,
     )
 
