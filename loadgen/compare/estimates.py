@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from loadgen.compare.block_errors import (
     estimate_latency,
     estimate_token_rate,
 )
+from loadgen.compare.fluidity_estimate import estimate_fluidity_index
 from loadgen.core.analysis.within_run_variance import (
     ScaledEstimate,
     agresti_coull_error,
@@ -23,6 +25,9 @@ from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
 from loadgen.runs.comparison_side import Side
+
+FLUIDITY_INDEX = "fluidity.index"
+"""The path of the fraction of token deadlines that were met."""
 
 NO_KNOWN_INTERVAL = "no confidence interval for this metric"
 ZERO_VALUE = "the value is 0"
@@ -93,6 +98,9 @@ def describe_omission(side: Side, metric: Metric) -> str:
     for run in side.runs:
         if metric_value(run.summary, metric.path) is None:
             reason = run.summary.withheld_reason(distribution, statistic)
+            fluidity = run.summary.fluidity
+            if metric.path == FLUIDITY_INDEX and fluidity is not None:
+                reason = fluidity.absent
             if reason and reason not in reasons:
                 reasons.append(reason)
 
@@ -140,8 +148,8 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
 def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOrReason:
     """Return a metric with the error by blocks of time, for a side that has no repeats.
 
-    It needs the records of the requests. Metrics other than latencies, shares of requests and the
-    rate of output tokens have no known interval.
+    It needs the records of the requests. Metrics other than latencies, shares of requests, the
+    fluidity index and the rate of output tokens have no known interval.
     """
     records = list_measured_records(side)
     if len(records) < len(side.runs):
@@ -149,21 +157,19 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
     if metric.request_metric:
         return estimate_latency(records, metric, value)
 
-    if metric.path == "ok_share":
-        ok_indicators = [build_indicators(columns, columns.has_status(OK)) for columns in records]
-        return EstimateOrReason(estimate_fraction(ok_indicators, value))
-
-    if metric.path == "goodput.share":
-        return _estimate_goodput(side, records, value)
-
-    if metric.path == "tokens.steady_output_per_s":
-        windows = [run.summary.window.steady for run in side.runs]
-        return estimate_token_rate(windows, records, value)
-
-    return EstimateOrReason(None, NO_KNOWN_INTERVAL)
+    estimator = _ESTIMATORS_BY_PATH.get(metric.path)
+    if estimator is None:
+        return EstimateOrReason(None, NO_KNOWN_INTERVAL)
+    return estimator(side, records, value)
 
 
-def _estimate_goodput(side: Side, records: list[Columns], value: float) -> EstimateOrReason:
+def _estimate_ok_share(_side: Side, records: Sequence[Columns], value: float) -> EstimateOrReason:
+    """Return the share of requests that were ok, with its error by blocks of time."""
+    ok_indicators = [build_indicators(columns, columns.has_status(OK)) for columns in records]
+    return EstimateOrReason(estimate_fraction(ok_indicators, value))
+
+
+def _estimate_goodput(side: Side, records: Sequence[Columns], value: float) -> EstimateOrReason:
     """Return the share of requests that met the SLO, with its error by blocks of time."""
     slo = next((run.manifest.slo for run in side.runs if run.manifest is not None), None)
     if slo is None:
@@ -172,3 +178,21 @@ def _estimate_goodput(side: Side, records: list[Columns], value: float) -> Estim
         build_indicators(columns, outcomes.meets_slo(columns, slo), slo) for columns in records
     ]
     return EstimateOrReason(estimate_fraction(good_indicators, value))
+
+
+def _estimate_output_rate(side: Side, records: Sequence[Columns], value: float) -> EstimateOrReason:
+    """Return the rate of output tokens in the steady state, with its error by intervals of time."""
+    windows = [run.summary.window.steady for run in side.runs]
+    return estimate_token_rate(windows, records, value)
+
+
+_ESTIMATORS_BY_PATH: dict[str, Callable[[Side, Sequence[Columns], float], EstimateOrReason]] = {
+    "ok_share": _estimate_ok_share,
+    "goodput.share": _estimate_goodput,
+    FLUIDITY_INDEX: estimate_fluidity_index,
+    "tokens.steady_output_per_s": _estimate_output_rate,
+}
+"""The metrics other than latencies that have an error within one run, by their path.
+
+Each function gets the side, the measured records of its runs, and the value in the summary.
+"""

@@ -19,7 +19,7 @@ from loadgen.core.results.manifest import RunManifest
 from loadgen.runs.comparison_side import ComparedRun, Side
 
 _STEP_FIELDS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
-_CLASS_FIELDS = (*_STEP_FIELDS, "goodput", "sessions")
+_CLASS_FIELDS = (*_STEP_FIELDS, "goodput", "sessions", "fluidity")
 
 
 class ComparedPart(NamedTuple):
@@ -106,7 +106,7 @@ def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
     manifest = run.manifest
     records = run.rows
     if manifest is None or records is None:
-        return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=records)
+        return msgspec.structs.replace(run, summary=summary)
 
     if part.kind == "classes":
         records = records[is_of_class(manifest, part.class_name, records)]
@@ -116,7 +116,7 @@ def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
         step_index_of_record = step_indices(manifest, records["request"], records["turn"])
         records = records[step_index_of_record == _find_step_index(manifest, part)]
 
-    return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=records)
+    return msgspec.structs.replace(run, summary=summary, manifest=manifest, rows=records)
 
 
 def _find_step_index(manifest: RunManifest, part: ComparedPart) -> int:

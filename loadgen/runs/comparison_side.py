@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import Columns, is_measured
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.token_deadlines import DeadlineCounts
 from loadgen.core.results.manifest import RunManifest, TargetFacts
 from loadgen.runs.slo_text import list_objectives
 
@@ -27,12 +28,15 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
         summary: Its summary.
         manifest: Its manifest. None if only the summary was kept.
         rows: Its records (`record.ROW`) of all stages. None if only the summary was kept.
+        deadline_counts: The token deadlines of each response, None if its token times or the
+            deadlines are not known.
     """
 
     name: str
     summary: Summary
     manifest: RunManifest | None = None
     rows: NDArray[np.void] | None = None
+    deadline_counts: DeadlineCounts | None = None
 
     @property
     def targets(self) -> tuple[TargetFacts, ...]:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from loadgen.core import run_folder
 from loadgen.core.errors import most_severe
 from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, exit_code
+from loadgen.core.metrics.token_deadlines import count_deadlines_of_run
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 from loadgen.render.additions import ExtraSections
 from loadgen.render.section import Report
 from loadgen.repeated import capacity
@@ -172,11 +174,14 @@ def load_compared_run(run_dir: Path) -> ComparedRun:
     if opened.stored is None:
         return ComparedRun(name=run_dir.name, summary=opened.summary)
 
+    manifest = opened.stored.manifest
+    rows = opened.stored.rows
     return ComparedRun(
         name=run_dir.name,
         summary=opened.summary,
-        manifest=opened.stored.manifest,
-        rows=opened.stored.rows,
+        manifest=manifest,
+        rows=rows,
+        deadline_counts=count_deadlines_of_run(manifest, rows, iterate_stored_gaps(run_dir)),
     )
 
 
