@@ -187,8 +187,11 @@ def per_request(name: str) -> bool:
     return row is not None and row.values is not None
 
 
-def guarded(code: str) -> tuple[str, ...]:
-    """Return the names of the metrics that a guard omits."""
+def metrics_withheld_for(code: str) -> tuple[str, ...]:
+    """Return the names of the metrics that a run withholds for a reason with this code.
+
+    The definition of each metric lists these codes in `guards`.
+    """
     return tuple(row.name for row in METRICS.available() if code in row.guards)
 
 

@@ -128,31 +128,30 @@ def _bound_time_per_token(
 ) -> Bounds:
     """Return the bounds of a metric that is the time from first to last token, divided by tokens.
 
+    It is smallest for the shortest possible time and the most possible tokens. For example, 800 to
+    900 ns and 8 to 9 tokens are 800 // 9 = 88 to 900 // 8 = 112 ns per token.
+
     Args:
         columns: The records of the requests.
         metric: The name of the metric.
         span_ns: The time between the first and the last timestamp of each request.
         token_bounds: The fewest and the most tokens that the span may be divided by.
     """
-    values_ns = columns.measure(metric)
+    measured_ns = columns.measure(metric)
     are_tokens_certain = np.array_equal(token_bounds.lower, token_bounds.upper)
     if are_tokens_certain and not _has_timestamp_errors(columns):
-        return Bounds(values_ns, values_ns)
+        return Bounds(measured_ns, measured_ns)
 
-    # The least time per token is the shortest span, divided by the most tokens.
-    shortest_span_ns, longest_span_ns = _bound_span(columns, span_ns)
-    fewest_tokens, most_tokens = token_bounds
-    is_defined = values_ns != UNDEFINED
+    # The divisor is at least 1. A request without tokens has no value of the metric.
+    span_bounds = _bound_span(columns, span_ns)
+    smallest_ns = span_bounds.lower // np.maximum(token_bounds.upper, 1)
+    largest_ns = span_bounds.upper // np.maximum(token_bounds.lower, 1)
+
+    has_value = measured_ns != UNDEFINED
     return Bounds(
-        lower=_divide_if_defined(is_defined, shortest_span_ns, most_tokens),
-        upper=_divide_if_defined(is_defined, longest_span_ns, fewest_tokens),
+        lower=np.where(has_value, smallest_ns, UNDEFINED),
+        upper=np.where(has_value, largest_ns, UNDEFINED),
     )
-
-
-def _divide_if_defined(is_defined: NDArray[np.bool_], span_ns: Ints, tokens: Ints) -> Ints:
-    """Return each span divided by its tokens where that is defined, else UNDEFINED."""
-    positive_tokens = np.maximum(tokens, 1)  # avoids a division by 0
-    return np.where(is_defined, span_ns // positive_tokens, UNDEFINED)
 
 
 def _has_timestamp_errors(columns: Columns) -> bool:
@@ -180,17 +179,21 @@ def _bound_span(columns: Columns, span_ns: Ints) -> Bounds:
 def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """Return the most tokens that the first output event of each response may have.
 
+    If the server reports how many tokens the first event has, that number is returned. Otherwise,
+    the first event has at most the tokens that the later events leave, and it is unlikely to have
+    many more tokens than the average event.
+
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
-    reported_tokens = columns["first_event_tokens"].astype(np.int64)
-    certain_limit = _tokens_left_for_first_event(columns, tokens)
-    likely_limit = _likely_limit_of_first_event(columns, tokens)
-    limit = np.minimum(certain_limit, likely_limit)
+    tokens_left = _tokens_left_for_first_event(columns, tokens)
+    likely_tokens = _most_likely_tokens_of_first_event(columns, tokens)
+    estimated_tokens = np.minimum(tokens_left, likely_tokens)
 
+    reported_tokens = columns["first_event_tokens"].astype(np.int64)
     is_reported = reported_tokens > 0
-    return np.where(is_reported, reported_tokens, limit)
+    return np.where(is_reported, reported_tokens, estimated_tokens)
 
 
 def _tokens_left_for_first_event(columns: Columns, tokens: Ints) -> Ints:
@@ -213,12 +216,12 @@ def _tokens_left_for_first_event(columns: Columns, tokens: Ints) -> Ints:
     return np.where(are_extra_tokens_textless, 1, tokens_if_all_extra)
 
 
-def _likely_limit_of_first_event(columns: Columns, tokens: Ints) -> Ints:
+def _most_likely_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """Return the most tokens that the first event of each response is likely to have.
 
-    The first event probably has at most FIRST_EVENT_FACTOR times as many tokens as events have on
-    average, rounded up. With a factor of 4, the limit for 25 tokens in 10 events is 4 * 3 = 12. If
-    events have fewer than two tokens on average, there is no such limit (NO_LIMIT).
+    This is FIRST_EVENT_FACTOR times the mean number of tokens per event, rounded up. With a factor
+    of 4, it is 4 * 3 = 12 for 25 tokens in 10 events. It is NO_LIMIT for a response with fewer than
+    two tokens per event.
 
     Args:
         columns: The requests.
@@ -226,11 +229,11 @@ def _likely_limit_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """
     event_counts = columns["output_events"].astype(np.int64)
     positive_event_counts = np.maximum(event_counts, 1)  # avoids a division by 0
-    tokens_per_event = _divide_rounding_up(tokens, positive_event_counts)
-    limit = FIRST_EVENT_FACTOR * tokens_per_event
+    mean_tokens_per_event = _divide_rounding_up(tokens, positive_event_counts)
+    most_likely_tokens = FIRST_EVENT_FACTOR * mean_tokens_per_event
 
     has_several_tokens_per_event = tokens >= 2 * event_counts
-    return np.where(has_several_tokens_per_event, limit, NO_LIMIT)
+    return np.where(has_several_tokens_per_event, most_likely_tokens, NO_LIMIT)
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:

@@ -319,7 +319,7 @@ class _RunMeasurement:
             self._manifest,
             self._run_accumulator,
             self._measured_requests,
-            withheld_metrics=statistics.withheld_from_slos(self._manifest),
+            withheld_metrics=statistics.metrics_without_slo_result(self._manifest),
         )
 
     def _find_timing_evidence(self, distributions: Mapping[str, Distribution]) -> TimingEvidence:

@@ -7,6 +7,7 @@ does the same for the gaps between output events, of which only a histogram is s
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 MAX_THRESHOLDS = 200
 """So many error thresholds are tried to bound the gaps between events. Each gives valid bounds, and
 the tightest are used, so fewer thresholds only make the bounds wider."""
+
+
+FIRST_EVENT_ERROR = "stamp_error_ns"
+"""The column with how much earlier than its timestamp the first output event may have come."""
+
+LAST_EVENT_ERROR = "last_token_error_ns"
+"""The column with how much earlier than its timestamp the last output event may have come."""
 
 
 class Range(NamedTuple):
@@ -83,14 +91,24 @@ class ValueBounds:
         return {"mean": mean, **quantiles, "max": self.bound_nth(len(self) - 1)}
 
 
+class ErrorThreshold(NamedTuple):
+    """A size of timestamp errors, and how many output events have a larger error than that."""
+
+    error_ns: float
+    events_above: int
+
+
 class GapBounds:
     """The bounds of the gaps between output events, which follow from the errors of timestamps.
 
-    An event that came earlier than its timestamp makes one gap shorter and the next one longer. It
-    is not known which gap has which error, but how many events have an error above any threshold.
-    If n events have an error above e, at most n gaps are too long, and at most n too short, by more
-    than e. So each threshold e gives bounds of the distribution of the gaps (as Makarov 1982 for a
-    sum of two variables with an unknown dependence). The tightest of these bounds is used.
+    An event may have arrived earlier than its timestamp, so its gap to the previous event is
+    measured too long, and its gap to the next event too short. Which event has which error is not
+    stored, only how many events have an error above a threshold. If 3 events have an error above
+    2 ms, at most 3 gaps are too long by more than 2 ms, and at most 3 are too short by more.
+
+    So the true gap at index 100 of the sorted gaps is at least the measured gap at index 97, less
+    2 ms, and at most the measured gap at index 103, plus 2 ms. Each threshold gives such bounds,
+    and the tightest are used (Makarov 1982, for sums with an unknown dependence).
     """
 
     def __init__(
@@ -105,72 +123,37 @@ class GapBounds:
             largest: The smallest and the largest value that the largest gap may have.
         """
         self._gaps = gaps
+        self._gaps_up_to_bucket: list[int] = np.cumsum(gaps.counts).tolist()
+        self._thresholds = _choose_error_thresholds(event_errors)
         self._mean_bounds = mean
         self._largest_gap_bounds = largest
 
-        # Two arrays with one entry for each error threshold: its size, and the largest number of
-        # gaps that can be wrong by more, which is the number of events with a larger error.
-        thresholds = _sample_error_thresholds(event_errors)
-        self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
-        self._wrong_gap_counts = np.array([threshold.events_above for threshold in thresholds])
-
-        # Entry i is the number of gaps in the histogram buckets 0 to i.
-        self._gaps_up_to_bucket = np.cumsum(gaps.counts)
-
     def bound_quantile(self, probability: float) -> Range:
-        """Return the bounds of a quantile.
+        """Return the bounds of a quantile of the gaps, such as the p99 for the probability 0.99."""
+        total_gaps = self._gaps.count
+        index_in_order = quantile_index(total_gaps, probability)
 
-        If 3 events have an error above 2 ms, at most 3 gaps are wrong by more than 2 ms. So the
-        true gap at index 100 of the sorted gaps is at least (measured gap at index 97) - 2 ms, and
-        at most (measured gap at index 103) + 2 ms.
+        lower_bounds_ns = [0.0]  # no gap is negative
+        upper_bounds_ns = []
+        for threshold in self._thresholds:
+            lower_index = index_in_order - threshold.events_above
+            if lower_index >= 0:
+                lower_bounds_ns.append(self._measured_gap(lower_index) - threshold.error_ns)
+
+            upper_index = index_in_order + threshold.events_above
+            if upper_index < total_gaps:
+                upper_bounds_ns.append(self._measured_gap(upper_index) + threshold.error_ns)
+
+        # There is an upper bound, because no event has an error above the largest threshold.
+        return Range(max(lower_bounds_ns), min(upper_bounds_ns))
+
+    def _measured_gap(self, index_in_order: int) -> float:
+        """Return the measured gap at an index of the sorted gaps, in ns.
+
+        If 5 gaps are in bucket 0 of the histogram and 3 gaps in bucket 1, index 5 is in bucket 1.
         """
-        index_in_order = quantile_index(self._gaps.count, probability)
-        lower = self._lower_bound_ns(index_in_order)
-        upper = self._upper_bound_ns(index_in_order)
-        return Range(lower, upper)
-
-    def _lower_bound_ns(self, index_in_order: int) -> float:
-        """Return the largest lower bound of the true gap at an index of the sorted gaps, in ns.
-
-        Each error threshold gives one bound. If at most 3 gaps are wrong by more than 2 ms, the
-        true gap at index 100 is at least 2 ms shorter than the measured gap at index 97.
-
-        Args:
-            index_in_order: The index in the ascending order of all gaps.
-        """
-        shorter_gap_indices = index_in_order - self._wrong_gap_counts
-        has_shorter_gap = shorter_gap_indices >= 0
-        shorter_gaps_ns = self._measured_gaps_at(shorter_gap_indices[has_shorter_gap])
-        bounds_ns = shorter_gaps_ns - self._thresholds_ns[has_shorter_gap]
-
-        smallest_possible_gap_ns = 0.0
-        return float(bounds_ns.max(initial=smallest_possible_gap_ns))
-
-    def _upper_bound_ns(self, index_in_order: int) -> float:
-        """Return the smallest upper bound of the true gap at an index of the sorted gaps, in ns.
-
-        Each error threshold gives one bound. If at most 3 gaps are wrong by more than 2 ms, the
-        true gap at index 100 is at most 2 ms longer than the measured gap at index 103.
-
-        Args:
-            index_in_order: The index in the ascending order of all gaps.
-        """
-        total_gaps = int(self._gaps_up_to_bucket[-1])
-        longer_gap_indices = index_in_order + self._wrong_gap_counts
-        has_longer_gap = longer_gap_indices < total_gaps
-        longer_gaps_ns = self._measured_gaps_at(longer_gap_indices[has_longer_gap])
-        bounds_ns = longer_gaps_ns + self._thresholds_ns[has_longer_gap]
-
-        # The largest threshold always gives a bound, because no gap is wrong by more.
-        return float(bounds_ns.min())
-
-    def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the measured gaps at indices of the sorted gaps, in ns.
-
-        With 5 gaps in bucket 0 of the histogram and 3 gaps in bucket 1, index 5 is in bucket 1.
-        """
-        buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
-        return self._gaps.bucket_middles(buckets.astype(np.int64))
+        bucket = bisect_right(self._gaps_up_to_bucket, index_in_order)
+        return self._gaps.bucket_middle(bucket)
 
     def bound_statistics(self) -> StatisticRanges:
         """Return the bounds of the mean, each quantile and the maximum."""
@@ -178,40 +161,30 @@ class GapBounds:
         return {"mean": self._mean_bounds, **quantiles, "max": self._largest_gap_bounds}
 
 
-class ErrorThreshold(NamedTuple):
-    """A size of timestamp errors, and the number of events whose error is above it."""
-
-    error_ns: float
-    events_above: int
-
-
-def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
-    """Return thresholds for timestamp errors, in ascending order from 0 to the largest error.
+def _choose_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
+    """Return sizes of timestamp errors, from 0 to the largest error, as thresholds for `GapBounds`.
 
     Args:
-        event_errors: A histogram of the timestamp errors of all output events. Bucket 0 counts the
-            events without an error.
+        event_errors: The timestamp errors of all output events. Bucket 0 of the histogram counts
+            the events without an error.
     """
     events_up_to_bucket = np.cumsum(event_errors.counts)
-    events_above_bucket = (event_errors.count - events_up_to_bucket).tolist()
+    events_above_bucket = event_errors.count - events_up_to_bucket
 
-    zero_bucket = 0
-    zero_threshold = ErrorThreshold(0.0, events_above=events_above_bucket[zero_bucket])
-
-    sampled_buckets = _sample_nonzero_error_buckets(event_errors)
-    if not sampled_buckets:
-        return [zero_threshold]
-
-    sampled_thresholds = [
-        ErrorThreshold(event_errors.bucket_middle(bucket), events_above_bucket[bucket])
-        for bucket in sampled_buckets
+    buckets = [0, *_sample_nonzero_error_buckets(event_errors)]
+    thresholds = [
+        ErrorThreshold(event_errors.bucket_middle(bucket), int(events_above_bucket[bucket]))
+        for bucket in buckets
     ]
     largest_threshold = ErrorThreshold(float(event_errors.largest_ns), events_above=0)
-    return [zero_threshold, *sampled_thresholds, largest_threshold]
+    return [*thresholds, largest_threshold]
 
 
 def _sample_nonzero_error_buckets(event_errors: Histogram) -> list[int]:
-    """Return about MAX_THRESHOLDS of the buckets with errors above 0, at regular distances."""
+    """Return about MAX_THRESHOLDS of the histogram buckets with errors above 0, evenly spaced.
+
+    If more buckets have errors, every second, third or n-th of them is returned.
+    """
     buckets_with_events = np.flatnonzero(event_errors.counts)
     buckets_above_0 = buckets_with_events[buckets_with_events > 0]
     step = max(len(buckets_above_0) // MAX_THRESHOLDS, 1)
@@ -238,20 +211,23 @@ def bound_values(
 ) -> ValueBounds | None:
     """Return the bounds of a metric of the ok requests, or None if all values are certain.
 
+    A value is certain if its lower and its upper bound are equal.
+
     Args:
         stages: The records of each stage.
         compute_bounds: Returns the lower and the upper bound of the metric for each record.
     """
-    # A value is certain if its bounds are equal. Most runs have only certain values, and this check
-    # takes little memory.
-    are_all_certain = all(_are_bounds_equal(block, compute_bounds) for block in blocks_of(stages))
+    # Most runs have only certain values, and this check takes less memory than all bounds do.
+    are_all_certain = all(
+        _are_values_certain(block, compute_bounds) for block in iterate_blocks(stages)
+    )
     if are_all_certain:
         return None
 
     return _collect_bounds(stages, compute_bounds)
 
 
-def _are_bounds_equal(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
+def _are_values_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
     """Return True if the lower and the upper bound of each ok request are equal.
 
     Args:
@@ -270,25 +246,26 @@ def _are_bounds_equal(block: Columns, compute_bounds: Callable[[Columns], Bounds
 def _collect_bounds(
     stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
 ) -> ValueBounds:
-    """Return the bounds of a metric of the ok requests that have a value."""
-    lower_bounds: list[NDArray[np.int64]] = []
-    upper_bounds: list[NDArray[np.int64]] = []
-    for block in blocks_of(stages):
+    """Return the bounds of a metric of the ok requests that have a value.
+
+    Args:
+        stages: The records of each stage.
+        compute_bounds: Returns the lower and the upper bound of the metric for each record. Both
+            are UNDEFINED for a record without a value.
+    """
+    lower_by_block: list[NDArray[np.int64]] = []
+    upper_by_block: list[NDArray[np.int64]] = []
+    for block in iterate_blocks(stages):
         lower, upper = compute_bounds(block)
         has_value = block.is_ok & (lower != UNDEFINED)
-        lower_bounds.append(lower[has_value])
-        upper_bounds.append(upper[has_value])
+        lower_by_block.append(lower[has_value])
+        upper_by_block.append(upper[has_value])
 
-    joined_lower_bounds = np.concatenate(lower_bounds)
-
-    # The arrays of the blocks are copied now. Their memory is freed before the next copy.
-    lower_bounds.clear()
-    joined_upper_bounds = np.concatenate(upper_bounds)
-    return ValueBounds(joined_lower_bounds, joined_upper_bounds)
+    return ValueBounds(np.concatenate(lower_by_block), np.concatenate(upper_by_block))
 
 
-def blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:
-    """Yield the requests of all stages in blocks, which take little memory at a time."""
+def iterate_blocks(stages: Sequence[Columns]) -> Iterator[Columns]:
+    """Yield the records of all stages in blocks, so that computations need little memory."""
     for columns in stages:
         yield from columns.blocks()
 
@@ -328,22 +305,20 @@ def _bound_largest_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
 
 
 def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
-    """Return the bounds of the mean gap between output events.
+    """Return the bounds of the mean gap between output events, in ns.
 
-    The gaps of a response add up to the time from its first to its last event. Each event may have
-    come before its timestamp: an error of the last event makes the sum smaller, and an error of the
-    first event makes the sum larger.
+    The gaps of a response add up to the time from its first to its last event. If the measured gaps
+    add up to 1,000 ms, and the last event may have come 50 ms and the first one 20 ms before its
+    timestamp, the true gaps add up to 950 to 1,020 ms.
 
     Args:
         stages: The records of each stage, with the errors of the timestamps.
         gaps: The gaps of all responses.
     """
-    errors_of_first_events_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
-    errors_of_last_events_ns = sum(
-        _sum_errors(columns, "last_token_error_ns") for columns in stages
-    )
+    errors_of_first_events_ns = sum(_sum_errors(columns, FIRST_EVENT_ERROR) for columns in stages)
+    errors_of_last_events_ns = sum(_sum_errors(columns, LAST_EVENT_ERROR) for columns in stages)
 
-    smallest_sum_ns = max(gaps.total_ns - errors_of_last_events_ns, 0)
+    smallest_sum_ns = max(gaps.total_ns - errors_of_last_events_ns, 0)  # no gap is negative
     largest_sum_ns = gaps.total_ns + errors_of_first_events_ns
     return Range(smallest_sum_ns / gaps.count, largest_sum_ns / gaps.count)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics import bounds, outcomes
-from loadgen.core.metrics.sample_bounds import Range, blocks_of, bound_metric, bound_values
+from loadgen.core.metrics.sample_bounds import Range, bound_metric, bound_values, iterate_blocks
 from loadgen.core.stats.quantiles import QUANTILES, milliseconds
 from loadgen.figures import METRICS
 
@@ -218,7 +218,7 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
 
     fewest_good = 0
     most_good = 0
-    for block in blocks_of(accumulator.columns):
+    for block in iterate_blocks(accumulator.columns):
         shortest_latencies = {}
         longest_latencies = {}
         for metric, compute_bounds in bound_functions.items():

@@ -61,6 +61,7 @@ from loadgen.core.results.record_log import Timeline
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import Histogram
+from loadgen.figures import METRICS
 from loadgen.runs import text
 from loadgen.runs.rates import select_headline_rates
 
@@ -892,6 +893,22 @@ def test_a_median_is_withheld_if_late_sends_may_have_changed_it(late: int, is_sh
     rows["first_token_ns"][:late] += 45 * MS
     s = summarize(RunManifest(state="finished"), rows)
     assert (s.ttft_ms.p50 is not None) is is_shown
+
+
+def test_every_metric_that_can_be_withheld_is_removed_from_the_summary() -> None:
+    """Each field is named in `without_withheld_values`, so a new one could be forgotten there."""
+    definitions = [definition for definition in METRICS.builtin_rows if definition.guards]
+    withheld_metrics = {definition.name: "a reason" for definition in definitions}
+    for example in EXAMPLES.values():
+        summary = msgspec.structs.replace(summarize(*example()), withheld_metrics=withheld_metrics)
+        reported = withholding.without_withheld_values(summary)
+        for definition in definitions:
+            distribution = (
+                reported.other_metrics.get(definition.field)
+                if definition.block
+                else getattr(reported, definition.field)
+            )
+            assert distribution is None or distribution.mean is None, definition.name
 
 
 def test_withholding_ttft_does_not_make_a_late_client_valid() -> None:
