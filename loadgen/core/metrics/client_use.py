@@ -95,23 +95,25 @@ def _total_peak_rss_bytes(samples: Sequence[WorkerSample]) -> int | None:
 
 
 def find_worst_second(
-    samples: Sequence[WorkerSample], window: Window, share: ShareField
+    samples: Sequence[WorkerSample], window: Window, share_name: ShareField
 ) -> WorkerSample | None:
-    """Return the sample of a worker with the largest share of a second, None without samples.
+    """Return the sample of a worker with the largest share of some kind, None without samples.
+
+    Only samples over a full second are compared.
 
     Args:
         samples: The samples of each worker, about one per second.
         window: The measurement window, in which the second has to lie.
-        share: The share of the second in which the worker used a core, waited for a core, or wrote
-            records.
+        share_name: Which share of a second is compared: the one in which the worker used a core
+            ("cpu_share"), waited for a core ("waited_share"), or wrote records ("write_share").
     """
 
-    def known_share(sample: WorkerSample) -> float:
-        value: float | None = getattr(sample, share)
-        return 0.0 if value is None else value
+    def share_of(sample: WorkerSample) -> float:
+        share: float | None = getattr(sample, share_name)
+        return share or 0.0  # None if the system does not report it
 
     full_seconds = select_full_seconds(samples, window)
-    return max(full_seconds, key=known_share, default=None)
+    return max(full_seconds, key=share_of, default=None)
 
 
 def select_full_seconds(samples: Sequence[WorkerSample], window: Window) -> list[WorkerSample]:

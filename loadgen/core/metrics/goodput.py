@@ -98,28 +98,25 @@ def combine_outcomes(outcomes: Iterable[bool | None]) -> bool | None:
 def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     """Combine the goodput of request classes that each have their own SLO.
 
-    The combined SLO is met if every class meets its SLO. A number that is not known for one of the
-    classes, because it is too uncertain, is not known for all classes together.
+    The combined SLO is met if every class meets its SLO. Numbers are added up. A sum is None if the
+    number of one of the classes is None, because it is too uncertain.
     """
     is_met = _combine_class_outcomes(classes)
 
-    # An SLO may limit whole tasks, and no single requests. Such a class counts no good requests.
+    # A class whose SLO limits only whole tasks counts no good requests.
     with_counts = [goodput for goodput in classes if goodput.has_slo]
     if not with_counts:
         return Goodput(met=is_met)
 
     good_requests = _sum_if_all_known(goodput.good for goodput in with_counts)
     counted_requests = _sum_if_all_known(goodput.counted for goodput in with_counts)
-    good_share = None
-    if counted_requests and good_requests is not None:
-        good_share = good_requests / counted_requests
 
     return Goodput(
         # Numbers of requests.
         good=good_requests,
         counted=counted_requests,
         unfinished=_sum_if_all_known(goodput.unfinished for goodput in with_counts),
-        share=good_share,
+        share=_good_share(good_requests, counted_requests),
         # Good requests per second.
         rps=_sum_if_all_known(goodput.rps for goodput in with_counts),
         steady_rps=_sum_if_all_known(goodput.steady_rps for goodput in with_counts),
@@ -132,6 +129,13 @@ def _combine_class_outcomes(classes: Sequence[Goodput]) -> bool | None:
     """Return whether every class with an SLO meets it, None if undecided or without any SLO."""
     outcomes = [goodput.met for goodput in classes if goodput.has_any_slo]
     return combine_outcomes(outcomes) if outcomes else None
+
+
+def _good_share(good_requests: int | None, counted_requests: int | None) -> float | None:
+    """Return the share of good requests, or None if it is not known or no request counts."""
+    if good_requests is None or not counted_requests:
+        return None
+    return good_requests / counted_requests
 
 
 def _sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
@@ -190,7 +194,10 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
 
 
 def _without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
-    """Return a fluidity index whose objective is neither met nor missed."""
+    """Return a fluidity index that does not say whether its objective is met (`met` is None).
+
+    The fluidity index is the share of the tokens that arrived by their deadlines.
+    """
     if fluidity is None or fluidity.objective is None:
         return fluidity
 
@@ -215,7 +222,10 @@ def _without_request_outcomes(parts: Sequence[PartT]) -> tuple[PartT, ...]:
 
 
 def _without_class_outcomes(classes: Sequence[ClassSummary]) -> tuple[ClassSummary, ...]:
-    """Return the summaries of request classes without the outcomes of their SLOs."""
+    """Return the summaries of request classes without the outcomes of their SLOs.
+
+    A class may have an SLO on its requests (`goodput`) and one on its tasks (`sessions`).
+    """
     return tuple(
         msgspec.structs.replace(
             request_class,
@@ -228,9 +238,9 @@ def _without_class_outcomes(classes: Sequence[ClassSummary]) -> tuple[ClassSumma
 
 
 def _without_task_outcome(tasks: Sessions | None) -> Sessions | None:
-    """Return the summary of tasks without whether their SLO is met, None if there are no tasks.
+    """Return the summary of tasks without the outcome of their SLO, None if there are no tasks.
 
-    A task of an agent is a sequence of requests.
+    A task is a sequence of requests of an agent.
     """
     if tasks is None or tasks.goodput is None:
         return tasks
@@ -240,7 +250,10 @@ def _without_task_outcome(tasks: Sessions | None) -> Sessions | None:
 
 
 def _without_outcome(goodput: Goodput) -> Goodput:
-    """Return a goodput whose SLO and terms are neither met nor missed, because a run is invalid."""
+    """Return a goodput that does not say whether the SLO and its terms are met (`met` is None).
+
+    It says instead that the run is not valid.
+    """
     if not goodput.has_any_slo:
         return goodput
 
@@ -269,20 +282,21 @@ def measure_goodput(sample: SloSample, window: Window) -> Goodput:
 
     terms = judge_terms(sample, slo)
 
-    good = _certain_good_requests(sample, slo)
-    share = None
+    good_requests = _certain_good_requests(sample, slo)
     good_in_steady_state = None
-    if good is not None:
-        share = good / sample.counted if sample.counted else None
+    if good_requests is not None:
         good_in_steady_state = _good_requests_within(sample, window.steady)
 
     return Goodput(
-        rps=per_second(good, window),
-        steady_rps=per_second(good_in_steady_state, window.steady),
-        share=share,
-        good=good,
+        # Numbers of requests.
+        good=good_requests,
         counted=sample.counted,
         unfinished=sample.unfinished,
+        share=_good_share(good_requests, sample.counted),
+        # Good requests per second.
+        rps=per_second(good_requests, window),
+        steady_rps=per_second(good_in_steady_state, window.steady),
+        # The judgement.
         slo=terms,
         share_limit=slo.goodput_share,
         met=_is_slo_met(sample, slo, terms),
@@ -340,59 +354,68 @@ def _is_tpot_missing(sample: SloSample, slo: Slo) -> bool:
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     """Return the number of requests that meet every term of an SLO, None if it is too uncertain.
 
-    A term is a limit, such as "TTFT at most 1 s". Timestamps have errors, so a measured latency
-    just below a limit may in truth be above the limit.
+    Timestamps have errors, so a latency that was measured just below a limit may in truth be above
+    it. The number is too uncertain if such requests are more than MAX_UNCERTAIN_GOOD_SHARE of it.
     """
     if _is_request_metric_withheld(sample, slo) or _is_tpot_missing(sample, slo):
         return None
 
     good_requests = sample.accumulator.sum("good")
-    fewest_and_most_good = bound_good_requests(sample.accumulator, slo)
-    is_too_uncertain = fewest_and_most_good.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE)
+    possible_good_requests = bound_good_requests(sample.accumulator, slo)
+    is_too_uncertain = possible_good_requests.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE)
     return None if is_too_uncertain else good_requests
 
 
-def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
+def _is_required_share_good(sample: SloSample, slo: Slo, required_share: float) -> bool | None:
     """Return whether the required share of requests is good, or None if it is undecided.
+
+    It is undecided if requests that are not known to be good or bad could decide it: unfinished
+    requests, requests with uncertain latencies, or responses without a time per output token.
 
     Args:
         sample: The requests.
         slo: The SLO that decides which requests are good.
-        share_limit: The required share of good requests, such as 0.95.
+        required_share: The required share of good requests, such as 0.95.
     """
     if _is_request_metric_withheld(sample, slo):
         return None
 
-    # Timestamps have errors, so the number of good requests is only known to lie in a range.
-    good_range = bound_good_requests(sample.accumulator, slo)
-    is_reached_by_fewest = _is_share_reached(sample, good_range.lower, share_limit)
-    is_reached_by_most = _is_share_reached(sample, good_range.upper, share_limit)
-
-    is_undecided = is_reached_by_fewest is None or is_reached_by_most is None
-    if is_undecided or is_reached_by_fewest != is_reached_by_most:
+    # Latencies are uncertain, so the number of good requests is only known to lie in a range.
+    good_requests = bound_good_requests(sample.accumulator, slo)
+    if _could_unfinished_decide(sample, good_requests.upper, required_share):
         return None
 
-    # Responses without a TPOT count as good, so the share may be reached only because of them.
-    if is_reached_by_most and _is_tpot_missing(sample, slo):
+    is_reached_by_fewest = _is_share_reached(sample, good_requests.lower, required_share)
+    is_reached_by_most = _is_share_reached(sample, good_requests.upper, required_share)
+    if is_reached_by_fewest != is_reached_by_most:
         return None
 
-    return is_reached_by_most
+    # Responses without a time per output token (TPOT) count as good, although many may be bad.
+    is_reached = is_reached_by_fewest
+    if is_reached and _is_tpot_missing(sample, slo):
+        return None
+
+    return is_reached
 
 
-def _is_share_reached(sample: SloSample, good: float, share_limit: float) -> bool | None:
-    """Return whether a number of good requests is at least a share of all counted requests.
+def _could_unfinished_decide(sample: SloSample, good: float, required_share: float) -> bool:
+    """Return True if the required share would be reached with all unfinished requests as good ones.
 
-    Return None if unfinished requests, which the end of the run cut off, could decide that.
+    Return False if so few requests are unfinished that they do not matter.
 
     Args:
-        sample: The requests.
+        sample: The requests. The end of the run cut off the unfinished ones.
         good: The number of good requests.
-        share_limit: The required share, such as 0.95.
+        required_share: The required share of good requests.
     """
-    counted = sample.counted
-    unfinished = sample.unfinished
-    is_reached_if_all_are_good = good + unfinished >= share_limit * (counted + unfinished)
-    if sample.has_too_many_unfinished and is_reached_if_all_are_good:
-        return None
+    if not sample.has_too_many_unfinished:
+        return False
 
-    return counted > 0 and good / counted >= share_limit
+    most_good = good + sample.unfinished
+    most_counted = sample.counted + sample.unfinished
+    return most_good >= required_share * most_counted
+
+
+def _is_share_reached(sample: SloSample, good: float, required_share: float) -> bool:
+    """Return True if so many good requests are the required share of all counted requests."""
+    return sample.counted > 0 and good / sample.counted >= required_share

@@ -100,10 +100,11 @@ def measure_replicas(
     tested_time: TestedTime,
     manifest: RunManifest,
 ) -> list[ReplicaSeries]:
-    """Return the mean latency, queue and work of each server in each block of the tested time.
+    """Return what happened at each replica over the tested time, as one mean per block of time.
 
-    The time is divided into BLOCKS blocks of equal length. A replica is one of several servers
-    behind an address, or a target if the replicas are not known.
+    The tested time is divided into BLOCKS blocks of equal length. For each block, the result has
+    the mean TTFT, the requests in flight, and the tokens of the prompts and the responses. A
+    replica is one of several servers behind an address, or a target if these are not known.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -238,10 +239,13 @@ def _count_in_flight_by_replica(
     sent_ns = columns["sent_ns"][was_sent]
     done_ns = columns["done_ns"][was_sent]
     keys = replica_keys(columns)[was_sent]
+
     for key, rows in group_by_key(keys):
+        sent_ns_of_replica = sent_ns[rows]
         done_ns_of_replica = done_ns[rows]
-        has_ended = done_ns_of_replica >= 0  # -1 stands for a request that stays in flight
-        yield key, count_open_spans(sent_ns[rows], done_ns_of_replica[has_ended], times_ns)
+        is_done = done_ns_of_replica >= 0  # others are still in flight, with an end of -1
+        counts = count_open_spans(sent_ns_of_replica, done_ns_of_replica[is_done], times_ns)
+        yield key, counts
 
 
 def _block_means(
@@ -285,28 +289,28 @@ class GrowthTest(NamedTuple):
     """The result of testing the series of all replicas for growth.
 
     Attributes:
-        certain: Growth beyond chance.
-        possible: Growth that is large and that chance alone could make too.
-        visible_share: The smallest growth that would have been seen at every replica, as a share of
-            the mean. Infinite if a replica has no series that can be tested.
+        certain_growths: Growth beyond chance.
+        possible_growths: Growth that is large and that chance alone could make too.
+        detectable_share: The smallest growth that the test would have detected at every replica, as
+            a share of the mean. Infinite if a replica has no series that can be tested.
         work_growth_share: How much longer prompts or responses became; None if not beyond chance.
             The growth of the series is then relative to this.
     """
 
-    certain: list[Growth]
-    possible: list[Growth]
-    visible_share: float
+    certain_growths: list[Growth]
+    possible_growths: list[Growth]
+    detectable_share: float
     work_growth_share: float | None = None
 
 
 def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     """Test whether TTFT or the requests in flight grow over time at any replica.
 
-    If prompts or responses became longer, the series grow for that reason too. They are then
+    If prompts or responses became longer, both may grow for that reason alone. Then they are
     divided by the length of the requests, and tested again.
     """
     test = _test_series(replicas)
-    has_growth = bool(test.certain or test.possible)
+    has_growth = bool(test.certain_growths or test.possible_growths)
     if not has_growth:
         return test
 
@@ -314,22 +318,23 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     if work_growth_share == 0:
         return test
 
-    series_relative_to_work = [_relative_to_work(replica) for replica in replicas]
-    test_relative_to_work = _test_series(series_relative_to_work)
-    return GrowthTest(
-        certain=test_relative_to_work.certain,
-        possible=test_relative_to_work.possible,
-        visible_share=test_relative_to_work.visible_share,
-        work_growth_share=work_growth_share,
-    )
+    corrected_replicas = [_correct_for_length(replica) for replica in replicas]
+    corrected_test = _test_series(corrected_replicas)
+    return corrected_test._replace(work_growth_share=work_growth_share)
+
+
+class _TestedSeries(NamedTuple):
+    """A series that is tested for growth: the TTFT or the requests in flight of a replica."""
+
+    replica: ReplicaSeries
+    name: SeriesName
+    values: NDArray[np.float64]
 
 
 class _SeriesTrend(NamedTuple):
-    """A series of a replica with its trend, the straight line through the means of its blocks."""
+    """A tested series with its trend, the straight line through the means of its blocks."""
 
-    replica: ReplicaSeries
-    series_name: SeriesName
-    values: NDArray[np.float64]
+    series: _TestedSeries
     line: trend.Trend
 
     @property
@@ -339,7 +344,7 @@ class _SeriesTrend(NamedTuple):
 
     @property
     def detectable_share(self) -> float:
-        """The smallest growth that the test would have found, as a share of the mean."""
+        """The smallest growth that the test would have detected, as a share of the mean."""
         return self.line.detectable_growth / self.line.mean
 
     @property
@@ -356,83 +361,83 @@ class _SeriesTrend(NamedTuple):
 
     def describe_growth(self) -> Growth:
         """Return the growth of the series with its first and its last value."""
-        known_values = self.values[np.isfinite(self.values)]
+        values = self.series.values
+        known_values = values[np.isfinite(values)]
         return Growth(
             share=self.growth_share,
-            replica=self.replica.name,
-            series=self.series_name,
+            replica=self.series.replica.name,
+            series=self.series.name,
             first=float(known_values[0]),
             last=float(known_values[-1]),
         )
 
 
 def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
-    """Test whether any series of any replica grows, such as its TTFT."""
+    """Test whether TTFT or the requests in flight grow at any replica."""
     trends = _find_trends(replicas)
 
-    certain: list[Growth] = []
-    possible: list[Growth] = []
+    certain_growths: list[Growth] = []
+    possible_growths: list[Growth] = []
     for series_trend in trends:
         if series_trend.is_growth_certain:
-            certain.append(series_trend.describe_growth())
+            certain_growths.append(series_trend.describe_growth())
         elif series_trend.is_growth_possible:
-            possible.append(series_trend.describe_growth())
+            possible_growths.append(series_trend.describe_growth())
 
-    # A growth of this share would have been seen at every replica.
-    visible_share = max(_visible_share(replica, trends) for replica in replicas)
-    return GrowthTest(certain, possible, visible_share)
+    # The replica at which a growth is hardest to detect decides.
+    detectable_share = max(_detectable_share(replica, trends) for replica in replicas)
+    return GrowthTest(certain_growths, possible_growths, detectable_share)
 
 
 def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[_SeriesTrend]:
-    """Return the trends of all series of all replicas.
+    """Return the trends of TTFT and of the requests in flight, for all replicas.
 
-    A series is, for example, the mean TTFT of a replica in each block of time. A series with too
-    few values, or with a mean of 0, has no trend.
+    A series with too few values, or with a mean of 0, has no trend.
     """
-    # The replica and the name of each series, and its values.
-    owners = []
-    values_of_series = []
-    for replica in replicas:
-        for series_name, values in replica.tested:
-            owners.append((replica, series_name))
-            values_of_series.append(values)
+    tested_series = [
+        _TestedSeries(replica, name, values)
+        for replica in replicas
+        for name, values in replica.tested
+    ]
 
     # All series are tested in one call, which corrects for the number of tests.
-    lines = trend.find_trends(values_of_series)
+    lines = trend.find_trends([series.values for series in tested_series])
 
-    trends = []
-    for (replica, series_name), values, line in zip(owners, values_of_series, lines, strict=True):
-        if line is not None and line.mean > 0:
-            trends.append(_SeriesTrend(replica, series_name, values, line))
+    return [
+        _SeriesTrend(series, line)
+        for series, line in zip(tested_series, lines, strict=True)
+        if line is not None and line.mean > 0
+    ]
 
-    return trends
 
+def _detectable_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> float:
+    """Return the smallest growth that would have been detected at a replica.
 
-def _visible_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> float:
-    """Return the smallest growth that would have been seen at a replica, as a share of the mean.
-
-    It is infinite if no series of the replica has a trend.
+    It is a share of the mean, and infinite if the replica has no trend.
     """
-    # An overloaded replica shows in at least one of its series.
-    shares = [line.detectable_share for line in trends if line.replica is replica]
+    # An overload shows in at least one series, so the one in which it is easiest to detect counts.
+    shares = [
+        series_trend.detectable_share
+        for series_trend in trends
+        if series_trend.series.replica is replica
+    ]
     return min(shares, default=math.inf)
 
 
-def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
-    """Return the series of a replica, corrected for prompts and responses that became longer.
+def _correct_for_length(replica: ReplicaSeries) -> ReplicaSeries:
+    """Return a replica with the TTFT and requests in flight of requests of constant length.
 
-    Longer prompts have a longer TTFT, and requests with longer prompts or responses are in flight
-    for longer. So TTFT is divided by the growth of the prompts, and the number in flight by the
-    growth of prompts and responses.
+    A longer prompt has a longer TTFT, so TTFT is divided by how much longer the prompts became. A
+    request is in flight for longer if its prompt or its output is longer, and longest if both are,
+    so the requests in flight are divided by both.
     """
-    relative_prompt_length = _relative_tokens(replica.prompt_tokens)
-    relative_output_length = _relative_tokens(replica.output_tokens)
-    relative_request_length = relative_prompt_length * relative_output_length
+    prompt_factors = _relative_tokens(replica.prompt_tokens)
+    output_factors = _relative_tokens(replica.output_tokens)
 
     return msgspec.structs.replace(
         replica,
-        in_flight=replica.in_flight / relative_request_length,
-        ttft_ns=replica.ttft_ns / relative_prompt_length,
+        in_flight=replica.in_flight / (prompt_factors * output_factors),
+        ttft_ns=replica.ttft_ns / prompt_factors,
     )
 
 

@@ -46,9 +46,10 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
 
     is_over: NDArray[np.bool_] = was_cut & (lower_bounds_ns > term.limit_ns)
 
-    # An embedding request, for example, has no TTFT that could be over a limit.
+    # A request for no output, such as an embedding, has no TTFT that could be over a limit.
     if _is_metric_of_output(term.metric):
-        is_over &= ~columns.request_no_output
+        requests_output = ~columns.request_no_output
+        is_over &= requests_output
 
     return is_over
 
@@ -73,17 +74,18 @@ def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
     """Return which requests count in the SLO attainment, the share of good requests.
 
     Cancelled requests do not count. A request that the end of the run cut off counts only if it was
-    already over a limit then.
+    already over a limit of the SLO then.
     """
     was_cut = columns.has_status(UNFINISHED)
     was_cancelled = columns.has_status(CANCELLED)
-    counted = ~(was_cancelled | was_cut)
+    has_ended = ~(was_cancelled | was_cut)
     if slo is None or not was_cut.any():
-        return counted
+        return has_ended
 
+    does_count = has_ended
     for term in slo.terms:
-        counted |= is_over_when_cut(columns, term)
-    return counted
+        does_count = does_count | is_over_when_cut(columns, term)
+    return does_count
 
 
 def is_undecided(unfinished: int, not_cancelled: int) -> bool:
@@ -200,30 +202,29 @@ def least_max_gap(columns: Columns) -> NDArray[np.int64]:
 
 
 def _least_time_per_token(
-    columns: Columns, excluded_tokens: NDArray[np.int64] | int
+    columns: Columns, first_tokens: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
     """Return a lower bound of the time per output token of unfinished requests, in ns.
 
     A response has at most as many tokens as were requested. If it was cut 10 s after its first
     token, and 101 tokens were requested, the time per token after the first one is at least
-    10 s / 100 = 0.1 s.
+    10 s / 100 = 0.1 s. The bound is 0 for a request of which nothing is known.
 
     Args:
         columns: The records of the requests.
-        excluded_tokens: How many tokens at the start of each response do not count.
+        first_tokens: How many tokens at the start of each response do not count.
     """
-    time_since_first_token_ns = _end_or_cut_ns(columns) - columns["first_token_ns"]
+    last_known_ns = _end_or_cut_ns(columns)
+    time_since_first_token_ns = last_known_ns - columns["first_token_ns"]
     requested_tokens = columns["asked_output"].astype(np.int64)
-    most_counted_tokens = requested_tokens - excluded_tokens
+    most_later_tokens = requested_tokens - first_tokens
 
-    # The smallest divisor is 1, because 0 would be an error. Such requests have no bound.
-    divisors = np.maximum(most_counted_tokens, 1)
-    lower_bounds_ns = time_since_first_token_ns // divisors
-
-    # Without a first token or a requested number of tokens, nothing is known.
-    has_bound = columns.is_known("first_token_ns") & (most_counted_tokens > 0)
-    values: NDArray[np.int64] = np.where(has_bound, lower_bounds_ns, 0)
-    return values
+    is_bounded = columns.is_known("first_token_ns") & (most_later_tokens > 0)
+    divisors = np.maximum(most_later_tokens, 1)  # never 0
+    lower_bounds_ns: NDArray[np.int64] = np.where(
+        is_bounded, time_since_first_token_ns // divisors, 0
+    )
+    return lower_bounds_ns
 
 
 def least_tpot(columns: Columns) -> NDArray[np.int64]:
@@ -232,12 +233,12 @@ def least_tpot(columns: Columns) -> NDArray[np.int64]:
     The first event counts as one token if the server does not say how many it has.
     """
     tokens_of_first_event = np.maximum(columns["first_event_tokens"], 1)
-    return _least_time_per_token(columns, excluded_tokens=tokens_of_first_event)
+    return _least_time_per_token(columns, first_tokens=tokens_of_first_event)
 
 
 def least_tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     """Return the least TPOT by LoadGen's definition of unfinished requests."""
-    return _least_time_per_token(columns, excluded_tokens=1)
+    return _least_time_per_token(columns, first_tokens=1)
 
 
 def least_e2e_per_token(columns: Columns) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ the first half.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -75,26 +75,28 @@ def find_shortfall(measured_stages: Sequence[Columns]) -> Shortfall | None:
     if is_due_at_once:
         return None
 
+    # A longer prompt may delay the first token of its response by the same factor.
     test = _DeliveryTest(due_ns)
-    prompt_growth = test.measure_token_growth(requests.column("input_tokens"))
-    first_token_shortfall = test.compare_events(
-        "first tokens", requests.first_token_ns(), delay_factors=prompt_growth
+    prompt_factors = test.measure_length_factors(requests.column("input_tokens"))
+    first_token_shortfall = test.find_shortfall(
+        "first tokens", requests.first_token_ns(), delay_factors=prompt_factors
     )
     if first_token_shortfall is not None:
         return first_token_shortfall
 
-    return _find_response_shortfall(test, requests, prompt_growth)
+    return _find_response_shortfall(test, requests, prompt_factors)
 
 
 def _find_response_shortfall(
-    test: _DeliveryTest, requests: _PlannedRequests, prompt_growth: RelativeGrowth
+    test: _DeliveryTest, requests: _PlannedRequests, prompt_factors: NDArray[np.float64] | None
 ) -> Shortfall | None:
-    """Return how many fewer responses came than expected, or None if enough came.
+    """Return how many fewer responses ended than expected, or None if enough ended.
 
     Args:
-        test: Compares the responses that came with those that were expected.
+        test: Compares the responses that ended with those that were expected.
         requests: The requests with a planned time.
-        prompt_growth: How many times as long as at first each prompt is, None if not longer.
+        prompt_factors: How many times as long as at first each prompt is, None if prompts did not
+            become longer.
     """
     # In a session, a request begins when the previous one ends, so responses are not expected at
     # planned times.
@@ -102,9 +104,10 @@ def _find_response_shortfall(
     if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
 
-    output_growth = test.measure_token_growth(requests.requested_output_tokens())
-    request_growth = _multiply_growths(prompt_growth, output_growth)
-    return test.compare_events("responses", end_ns, delay_factors=request_growth)
+    # A longer prompt or a longer output may delay the end of a response.
+    output_factors = test.measure_length_factors(requests.requested_output_tokens())
+    request_factors = _multiply_factors(prompt_factors, output_factors)
+    return test.find_shortfall("responses", end_ns, delay_factors=request_factors)
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -175,13 +178,10 @@ def _is_planned(columns: Columns) -> NDArray[np.bool_]:
     return is_planned
 
 
-RelativeGrowth: TypeAlias = "NDArray[np.float64] | None"
-"""How many times as many tokens as in the first quarter of a load each request has: 2 for twice as
-many. Its delay may grow by the same factor. None if requests did not become longer."""
-
-
-def _multiply_growths(first: RelativeGrowth, second: RelativeGrowth) -> RelativeGrowth:
-    """Return by what each request grew if two parts of it grew, its prompt and its output."""
+def _multiply_factors(
+    first: NDArray[np.float64] | None, second: NDArray[np.float64] | None
+) -> NDArray[np.float64] | None:
+    """Return the products of two factors of each request, where None stands for factors of 1."""
     if first is None:
         return second
     if second is None:
@@ -189,15 +189,31 @@ def _multiply_growths(first: RelativeGrowth, second: RelativeGrowth) -> Relative
     return first * second
 
 
+class _Interval(NamedTuple):
+    """A part of a load, from after its start until its end."""
+
+    start_ns: float
+    end_ns: float
+
+    @property
+    def duration_ns(self) -> float:
+        """The length of the interval."""
+        return self.end_ns - self.start_ns
+
+    def contains(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which times are in the interval."""
+        return (times_ns > self.start_ns) & (times_ns <= self.end_ns)
+
+
 class _DeliveryTest:
     """Compares the events in the second half of a load with the number that is expected.
 
-    The first quarter of the load shows how long after its due time the event of a request comes
-    while the server still keeps up. An event is a first token or the end of a response.
+    An event is the first token or the end of a response. The first quarter of the load shows how
+    long after its due time the event of a request comes while the server still keeps up.
     """
 
     def __init__(self, due_ns: NDArray[np.int64]) -> None:
-        """Find the first quarter of a load, whose delays are normal, and the tested second half.
+        """Divide the time in which requests are due into the parts that are compared.
 
         Args:
             due_ns: The due time of each request, in any order.
@@ -208,21 +224,18 @@ class _DeliveryTest:
         load_start_ns = int(due_ns.min())
         load_end_ns = int(due_ns.max())
 
-        # The first quarter shows the delays before a queue has formed.
+        # No queue has formed yet in the first quarter, so its delays are normal.
         first_quarter_end_ns = load_start_ns + (load_end_ns - load_start_ns) / 4
         self._is_in_first_quarter = due_ns <= first_quarter_end_ns
 
-        # The events of the second half are compared with these delays.
-        self._half_start_ns = (load_start_ns + load_end_ns) / 2
-        self._half_end_ns = float(load_end_ns)
-
-    @property
-    def duration_ns(self) -> float:
-        """The length of the second half."""
-        return self._half_end_ns - self._half_start_ns
+        # The events in the second half are compared with the number that these delays predict.
+        middle_ns = (load_start_ns + load_end_ns) / 2
+        self._second_half = _Interval(start_ns=middle_ns, end_ns=float(load_end_ns))
 
     def lasts_long_enough(self, end_ns: NDArray[np.int64]) -> bool:
-        """Return True if the second half lasts MIN_DURATIONS times as long as a request.
+        """Return True if the second half of the load is long compared with a request.
+
+        It has to last MIN_DURATIONS times as long as the median request.
 
         Args:
             end_ns: The end of each response, -1 without one.
@@ -233,29 +246,32 @@ class _DeliveryTest:
             return False
 
         needed_ns = MIN_DURATIONS * float(np.median(durations_ns))
-        return needed_ns <= self.duration_ns
+        return needed_ns <= self._second_half.duration_ns
 
-    def measure_token_growth(self, tokens: NDArray[np.int64]) -> RelativeGrowth:
-        """Return the tokens of each request, divided by the mean of the first quarter.
+    def measure_length_factors(self, tokens: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Return how many times as long as in the first quarter of the load each request is.
 
-        A request with 400 tokens has the growth 2 if the mean is 200. Return None if requests did
-        not become much longer.
+        If the mean of the first quarter is 200 tokens, a request with 400 tokens has the factor 2.
+        Return None if requests did not become much longer.
 
         Args:
             tokens: The prompt or output tokens of each request, -1 if not known.
         """
         is_known = tokens >= 0
-        is_in_second_half = self._due_ns > self._half_start_ns
-        first_tokens = tokens[is_known & self._is_in_first_quarter]
-        later_tokens = tokens[is_known & is_in_second_half]
-        if not _have_tokens_grown(first_tokens, later_tokens):
+        is_in_second_half = self._second_half.contains(self._due_ns)
+        tokens_at_first = tokens[is_known & self._is_in_first_quarter]
+        tokens_later = tokens[is_known & is_in_second_half]
+        if not _have_tokens_grown(tokens_at_first, tokens_later):
             return None
 
-        growth = tokens / float(first_tokens.mean())
-        return np.where(is_known, growth, 1.0)  # unknown tokens count as average
+        factors = tokens / float(tokens_at_first.mean())
+        return np.where(is_known, factors, 1.0)  # an unknown length counts as the usual one
 
-    def compare_events(
-        self, events: EventName, event_ns: NDArray[np.int64], delay_factors: RelativeGrowth
+    def find_shortfall(
+        self,
+        events: EventName,
+        event_ns: NDArray[np.int64],
+        delay_factors: NDArray[np.float64] | None,
     ) -> Shortfall | None:
         """Return the shortfall of events in the second half of the load, or None if enough came.
 
@@ -265,14 +281,15 @@ class _DeliveryTest:
         Args:
             events: The name of the events, for reports.
             event_ns: The time of the event of each request, -1 if the event never came.
-            delay_factors: A factor for the delay of each request, for longer prompts or responses.
+            delay_factors: By which factor each request may be delayed because it is longer than the
+                requests of the first quarter. None if requests did not become longer.
         """
-        delays_ns = self._first_quarter_delays(event_ns)
-        if not len(delays_ns):
+        usual_delays_ns = self._first_quarter_delays(event_ns)
+        if not len(usual_delays_ns):
             return None
 
-        expected = self._count_expected(delays_ns, delay_factors)
-        observed = self._count_in_second_half(event_ns)
+        expected = self._count_expected(usual_delays_ns, delay_factors)
+        observed = int(self._second_half.contains(event_ns).sum())
 
         smallest_accepted = MIN_DELIVERED_SHARE * expected
         if observed >= smallest_accepted or self._may_be_chance(expected, observed):
@@ -282,7 +299,7 @@ class _DeliveryTest:
             events=events,
             expected=expected,
             observed=observed,
-            span_s=self.duration_ns / 1e9,
+            span_s=self._second_half.duration_ns / 1e9,
         )
 
     def _first_quarter_delays(self, event_ns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -291,68 +308,67 @@ class _DeliveryTest:
         selected = has_event & self._is_in_first_quarter
         return event_ns[selected] - self._due_ns[selected]
 
-    def _count_in_second_half(self, event_ns: NDArray[np.int64]) -> int:
-        """Return the number of events that came in the second half of the load."""
-        is_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
-        return int(is_in_second_half.sum())
-
     def _may_be_chance(self, expected: float, observed: int) -> bool:
         """Return True if a shortfall is within CHANCE_SIGMAS standard deviations."""
         variance = _index_of_dispersion(self._ordered_due_ns) * expected
         standard_deviation = math.sqrt(variance)
         return expected - observed <= CHANCE_SIGMAS * standard_deviation
 
-    def _count_expected(self, delays_ns: NDArray[np.int64], delay_factors: RelativeGrowth) -> float:
-        """Return how many events should come in the second half of the load.
-
-        The server is expected to have the same delays as in the first quarter.
-
-        Args:
-            delays_ns: The delays from the due time to the event in the first quarter.
-            delay_factors: A factor for the delay of each request, for longer prompts or responses.
-                None if all requests have ordinary delays.
-        """
-        # A fixed number of quantiles stands for all delays, which may be millions.
-        probabilities = np.linspace(0, 1, DELAY_QUANTILES)
-        ordinary_delays_ns = np.quantile(delays_ns, probabilities, method="nearest")
-
-        if delay_factors is None:
-            return self._count_expected_by_delays(ordinary_delays_ns)
-        return self._count_expected_by_scaled_delays(ordinary_delays_ns, delay_factors)
-
-    def _count_expected_by_delays(self, delays_ns: NDArray[np.float64]) -> float:
-        """Return the expected events of the second half if each delay is equally probable.
-
-        With a delay of 2 s, the time from 30 to 60 s has the events of the requests due from 28 to
-        58 s. The result is the mean of this number over all delays.
-
-        Args:
-            delays_ns: The delays from the due time to the event that a request may have.
-        """
-        events_until_end = self._count_due(self._half_end_ns - delays_ns)
-        events_until_start = self._count_due(self._half_start_ns - delays_ns)
-        events_in_second_half = events_until_end - events_until_start
-        return float(events_in_second_half.mean())
-
-    def _count_expected_by_scaled_delays(
-        self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
+    def _count_expected(
+        self, usual_delays_ns: NDArray[np.int64], delay_factors: NDArray[np.float64] | None
     ) -> float:
         """Return how many events should come in the second half of the load.
 
-        A request with twice as many tokens may have twice the delay. The result is the sum, over
-        all requests, of the probability that the event of the request comes in the second half.
+        Args:
+            usual_delays_ns: The delays from the due time to the event in the first quarter, which
+                the server is expected to have later, too.
+            delay_factors: By which factor each request may be delayed because it is longer. None
+                for usual requests.
+        """
+        # There may be millions of delays. A fixed number of quantiles has the same distribution.
+        probabilities = np.linspace(0, 1, DELAY_QUANTILES)
+        delay_quantiles_ns = np.quantile(usual_delays_ns, probabilities, method="nearest")
+
+        if delay_factors is None:
+            return self._count_expected_of_usual_requests(delay_quantiles_ns)
+        return self._count_expected_of_longer_requests(delay_quantiles_ns, delay_factors)
+
+    def _count_expected_of_usual_requests(self, delays_ns: NDArray[np.float64]) -> float:
+        """Return how many events should come in the second half, from the delays of requests.
+
+        If each event came 2 s after the due time of its request, a second half from 30 to 60 s
+        would have the events of the requests that are due from 28 to 58 s. The result is the mean
+        of this number over all delays.
 
         Args:
-            delays_ns: The delays of an ordinary request, equally probable and sorted.
-            delay_factors: The factor by which the delay of each request is longer.
+            delays_ns: The delays from the due time to the event, which are equally probable.
+        """
+        events_until_end = self._count_due(self._second_half.end_ns - delays_ns)
+        events_until_start = self._count_due(self._second_half.start_ns - delays_ns)
+        events_in_second_half = events_until_end - events_until_start
+        return float(events_in_second_half.mean())
+
+    def _count_expected_of_longer_requests(
+        self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
+    ) -> float:
+        """Return how many events should come in the second half, if requests became longer.
+
+        The result is the sum, over all requests, of the probability that the event of the request
+        comes in the second half. A request with the factor 2 may have twice the usual delay.
+
+        Args:
+            delays_ns: The usual delays, in ascending order, which are equally probable.
+            delay_factors: The factor by which the delay of each request may be longer.
         """
         request_count = len(self._due_ns)
         probabilities = np.empty(request_count)
         for rows in block_slices(request_count):  # slices of all requests, to save memory
             due_ns = self._due_ns[rows]
             factors = delay_factors[rows]
-            before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, factors)
-            before_start = _probability_before(self._half_start_ns, due_ns, delays_ns, factors)
+            before_end = _probability_before(self._second_half.end_ns, due_ns, delays_ns, factors)
+            before_start = _probability_before(
+                self._second_half.start_ns, due_ns, delays_ns, factors
+            )
             probabilities[rows] = before_end - before_start
 
         return float(probabilities.sum())

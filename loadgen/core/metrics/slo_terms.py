@@ -76,8 +76,10 @@ class _SampleCounts(NamedTuple):
             they have no value, because they failed.
         with_value: Samples that have a value.
         over_limit: Samples over the limit, those without a value included.
-        unfinished: Unfinished requests that are not part of `total`.
-        without_tpot: Responses that are left out because they lack a TPOT.
+        unfinished: Unfinished requests that are not part of `total`, because it is not known if
+            they would have exceeded the limit.
+        without_tpot: Responses that are not part of `total`, because they have no time per output
+            token (TPOT). This is 0 if they are too few to matter.
     """
 
     total: int
@@ -171,8 +173,11 @@ def _judge_request_term(sample: SloSample, term: Term, term_number: int) -> Term
 
 def _value_at_quantile(sample: SloSample, term: Term, counts: _SampleCounts) -> _TermValue:
     """Return the value of a metric at the quantile of a term, or a range if it is uncertain."""
+    if counts.with_value == 0:
+        return _NO_VALUE
+
     # Requests without a value, such as failed requests, come last in the order of values.
-    value_index = _quantile_index(counts, term)
+    value_index = quantile_index(counts.total, term.quantile)
     is_at_request_without_value = value_index >= counts.with_value
     if is_at_request_without_value:
         return _NO_VALUE
@@ -185,18 +190,13 @@ def _value_at_quantile(sample: SloSample, term: Term, counts: _SampleCounts) -> 
     return _TermValue(value_ns)
 
 
-def _quantile_index(counts: _SampleCounts, term: Term) -> int:
-    """Return the index of the quantile of a term in the order of samples, 0 without samples."""
-    return quantile_index(counts.total, term.quantile) if counts.total else 0
-
-
 def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _SampleCounts:
     """Count the requests that a term is judged by.
 
     - An ok request counts if it has a value of the metric.
     - A failed, dropped or lost request counts as over the limit.
     - A request that the end of the run cut off counts as over the limit if it already was then.
-      Otherwise it is undecided.
+      Otherwise it does not count.
     - A cancelled request does not count.
 
     Args:
@@ -208,18 +208,19 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
     ok_with_value = sum_of(term_sum_name(term_number, "values"))
     ok_over_limit = sum_of(term_sum_name(term_number, "over"))
 
-    # Unfinished requests that were not over the limit yet.
+    # Unfinished requests are those that the end of the run cut off.
+    unfinished = sum_of("unfinished")
     unfinished_over_limit = sum_of(term_sum_name(term_number, "unfinished_over"))
-    undecided = sum_of("unfinished") - unfinished_over_limit
 
-    # Failed, dropped and lost requests, and the unfinished requests over the limit.
-    counted_as_over = sample.not_cancelled - undecided - sum_of("ok")
+    # Requests that count as over the limit without a value.
+    failed_dropped_or_lost = sample.not_cancelled - sum_of("ok") - unfinished
+    over_without_value = failed_dropped_or_lost + unfinished_over_limit
 
     return _SampleCounts(
-        total=ok_with_value + counted_as_over,
+        total=ok_with_value + over_without_value,
         with_value=ok_with_value,
-        over_limit=ok_over_limit + counted_as_over,
-        unfinished=undecided,
+        over_limit=ok_over_limit + over_without_value,
+        unfinished=unfinished - unfinished_over_limit,
         without_tpot=sample.count_without_tpot(term),
     )
 
@@ -254,26 +255,24 @@ def _decide_request_term(
     Args:
         sample: The requests.
         term: The term.
-        counts: The requests that the term is judged by.
+        counts: The requests that the term is judged by, at least one.
         uncertain_range: The range of an uncertain value at the quantile, None if it is certain.
     """
     # The value may be below or above the limit.
     if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
         return _undecided_outcome(_limit_in_range_reason(term.metric, uncertain_range))
 
-    is_met = _is_request_term_met(sample, term, counts)
-    if is_met is not None:
-        return _TermOutcome(is_met)
+    # Even if all requests without a known value were within the limit, the term would be missed.
+    all_requests = counts.total + counts.unfinished + counts.without_tpot
+    if counts.over_limit > _allowed_over_limit(all_requests, term.quantile):
+        return _TermOutcome(is_met=False)
 
-    # Too many requests have no known value. Reports show the range of an uncertain value, which
-    # needs no reason.
-    if uncertain_range is not None:
-        return _undecided_outcome(reason="")
+    # So many requests have no known value that they could decide the term.
+    if sample.has_too_many_unfinished or counts.without_tpot > 0:
+        return _undecided_outcome(_unknown_values_reason(counts, uncertain_range))
 
-    has_many_without_tpot = counts.without_tpot > 0
-    if has_many_without_tpot:
-        return _undecided_outcome(_no_time_span_reason(counts.without_tpot))
-    return _undecided_outcome(_TOO_MANY_UNFINISHED)
+    is_met = counts.over_limit <= _allowed_over_limit(counts.total, term.quantile)
+    return _TermOutcome(is_met)
 
 
 def _is_in_range(limit_ns: float, value_range: Range) -> bool:
@@ -281,44 +280,14 @@ def _is_in_range(limit_ns: float, value_range: Range) -> bool:
     return value_range.lower <= limit_ns < value_range.upper
 
 
-def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -> bool | None:
-    """Return whether a term is met, or None if requests without a known value could decide it.
+def _allowed_over_limit(requests: int, quantile: float) -> int:
+    """Return how many of the requests may be over a limit if a quantile has to be within it.
 
-    Unfinished requests and responses without a time per output token (TPOT) have no known value.
-
-    Args:
-        sample: The requests.
-        term: The term: a quantile of a metric with a limit.
-        counts: The requests that the term is judged by, and those without a known value.
+    In ascending order, 200 requests have the indexes 0 to 199, and their p99 has the index 198. So
+    only the request at index 199 may be over the limit, and the result is 1.
     """
-    # The count of responses without TPOT is 0 unless there are many of them.
-    has_many_without_tpot = counts.without_tpot > 0
-    has_many_unknown = sample.has_too_many_unfinished or has_many_without_tpot
-    could_unknown_decide = has_many_unknown and not _is_missed_in_any_case(term, counts)
-    if could_unknown_decide:
-        return None
-
-    # In ascending order of values, requests within the limit come before requests over the limit.
-    # So the quantile is within the limit if its index is below the number of the former.
-    requests_within_limit = counts.total - counts.over_limit
-    index_of_quantile = _quantile_index(counts, term)
-    return index_of_quantile < requests_within_limit
-
-
-def _is_missed_in_any_case(term: Term, counts: _SampleCounts) -> bool:
-    """Return True if a term is missed even if all undecided requests are within its limit.
-
-    Requests after the quantile, in order of values, may be over the limit. The p99 of 200 requests
-    has the index 198, so one request may be over the limit.
-    """
-    all_requests = counts.total + counts.unfinished + counts.without_tpot
-    if not all_requests:
-        return False
-
-    index_of_last = all_requests - 1
-    index_of_quantile = quantile_index(all_requests, term.quantile)
-    allowed_over_limit = index_of_last - index_of_quantile
-    return counts.over_limit > allowed_over_limit
+    index_of_last = requests - 1
+    return index_of_last - quantile_index(requests, quantile)
 
 
 # -- reasons why a term is undecided ---------------------------------------------------------------
@@ -330,23 +299,35 @@ _TOO_MANY_UNFINISHED = (
 
 
 def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
-    """Return why a term of an SLO on requests cannot be judged, or "" if it can be judged."""
+    """Return why no value of the requests can be compared with the limit of a term.
+
+    Return "" if the term can be judged. If all requests failed, it is missed, although no request
+    has a value.
+    """
     if term.metric in sample.withheld_metrics:
         return sample.withheld_metrics[term.metric]
 
     has_values = counts.with_value > 0
-    if has_values:
-        return ""
-
-    # If all requests failed, the term is missed, although no request has a value.
     have_all_failed = counts.total > 0 and sample.accumulator.sum("ok") == 0
-    if have_all_failed:
+    if has_values or have_all_failed:
         return ""
 
     if counts.without_tpot:
-        return _no_time_span_reason(counts.without_tpot)
+        return _no_tpot_reason(counts.without_tpot)
 
     return _no_value_reason(term.metric)
+
+
+def _unknown_values_reason(counts: _SampleCounts, uncertain_range: Range | None) -> str:
+    """Return why so many requests have no known value that they could decide a term.
+
+    Return "" if the result of the term has a range instead of a value, which explains it.
+    """
+    if uncertain_range is not None:
+        return ""
+    if counts.without_tpot:
+        return _no_tpot_reason(counts.without_tpot)
+    return _TOO_MANY_UNFINISHED
 
 
 def _no_value_reason(metric: str) -> str:
@@ -358,8 +339,8 @@ def _no_value_reason(metric: str) -> str:
     return "no request has a value of this metric"
 
 
-def _no_time_span_reason(responses: int) -> str:
-    """Return why so many responses have no TPOT although they have enough tokens for one."""
+def _no_tpot_reason(responses: int) -> str:
+    """Return why responses with enough tokens have no time per output token (TPOT)."""
     answers = format.counted(responses, "answer")
     return (
         f"{answers} with enough tokens for a TPOT arrived in one event or without "
@@ -380,7 +361,10 @@ def _limit_in_range_reason(metric: str, value_range: Range) -> str:
 def _undecided_term(
     term: Term, counts: _SampleCounts, reason: str, uncertain_range: Range | None = None
 ) -> TermResult:
-    """Return the result of a term that cannot be judged, without its value or samples over it."""
+    """Return the result of a term that cannot be judged, without its value.
+
+    It counts no samples over the limit, because their values cannot be compared with it.
+    """
     outcome = _undecided_outcome(reason)
     value = _TermValue(uncertain_range=uncertain_range)
     counts_without_over = counts._replace(over_limit=0)
@@ -390,7 +374,7 @@ def _undecided_term(
 def _term_result(
     term: Term, counts: _SampleCounts, outcome: _TermOutcome, value: _TermValue
 ) -> TermResult:
-    """Return the result of a term for summary.json, with times in ms.
+    """Return the result of a term in the units of summary.json, which has times in ms.
 
     Args:
         term: The term.
@@ -436,6 +420,7 @@ def _term_result(
 
 
 def _needed_samples(quantile: float) -> int:
-    """Return how many samples support a quantile. Those of common quantiles are in a table."""
+    """Return how many samples a quantile needs to be supported, such as 662 for a p99."""
     name = quantile_name(quantile)
-    return NEEDED_SAMPLES[name] if name in NEEDED_SAMPLES else needed_samples(quantile)
+    is_common_quantile = name in NEEDED_SAMPLES
+    return NEEDED_SAMPLES[name] if is_common_quantile else needed_samples(quantile)

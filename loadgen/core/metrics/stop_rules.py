@@ -84,9 +84,9 @@ def find_breach(
 
 
 def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | None:
-    """Return the reason to stop if these requests break the rule, else None.
+    """Return the reason to stop a run early if these requests break a rule, else None.
 
-    A rule stops a run early. It limits the share of failed requests, or a quantile of a latency.
+    A rule limits the share of failed requests, or a quantile of a latency.
 
     Args:
         rule: The rule.
@@ -94,7 +94,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
         now_ns: The end of that window.
     """
     # The values that the sentence of the reason shows.
-    values = {
+    sentence_values = {
         "rule": rule.written,
         "requests": len(requests),
         "window_s": WINDOW_NS / 1e9,
@@ -104,13 +104,15 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
     if rule.quantile is None:  # the rule limits the share of failed requests
         failed = len(requests) - int(requests.is_ok.sum())
         is_broken = failed >= rule.limit * len(requests)
-        reason = ReasonCode(code="stopped_by_errors", values={**values, "failed": failed})
+        code = "stopped_by_errors"
+        sentence_values["failed"] = failed
     else:
         over_limit = int(_is_over(rule, requests).sum())
         is_broken = over_limit > _allowed_over_limit(len(requests), rule.quantile)
-        reason = ReasonCode(code="stopped_by_latency", values={**values, "over": over_limit})
+        code = "stopped_by_latency"
+        sentence_values["over"] = over_limit
 
-    return reason if is_broken else None
+    return ReasonCode(code=code, values=sentence_values) if is_broken else None
 
 
 def _allowed_over_limit(requests: int, quantile: float) -> int:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 MIN_REQUESTS = 64
 """So many requests must be due in the second half of a load, at each target or replica."""
 
-MAX_VISIBLE_SHARE = 1.0
-"""Nothing is said of a load in which not even a growth by its own mean would have been seen."""
+MAX_DETECTABLE_SHARE = 1.0
+"""Nothing is said of a load in which not even a growth by its own mean would be detected."""
 
 MAX_PROPOSED_FACTOR = 4.0
 """A load that was too noisy is proposed to be repeated at most so many times as long."""
@@ -114,8 +114,7 @@ def judge_load(
         return Sustainable(reason=reason)
 
     judgement = _judge_by_growth(measured_stages, warmup_stages, window, manifest)
-    is_undecided = judgement.sustained is None
-    has_grown = not is_undecided and not judgement.sustained
+    has_grown = judgement.sustained is False
     if has_grown:
         return judgement
 
@@ -125,9 +124,9 @@ def judge_load(
     if shortfall is not None:
         return _with_shortfall(judgement, shortfall)
 
-    if is_undecided:
-        return judgement
-    return _undecided_if_many_failed(judgement, measured_stages)
+    if judgement.sustained:
+        return _undecided_if_many_failed(judgement, measured_stages)
+    return judgement
 
 
 def _with_shortfall(judgement: Sustainable, shortfall: Shortfall) -> Sustainable:
@@ -151,7 +150,7 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
         return "several loads were measured one after the other"
 
     if not stages:
-        return ""
+        return ""  # without measured requests, there is no steady state to judge
 
     # An open loop sends requests at planned times. Its rate may change over time.
     stage = stages[0]
@@ -243,8 +242,8 @@ def _median_e2e_ns(measured_stages: Sequence[Columns]) -> float | None:
 def _judge_without_steady_state(measured_stages: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged.
 
-    There is no steady state if, for example, all requests were due at one time, or requests of the
-    warm-up were always in flight.
+    Either all measured requests were due at the same time, or there was no time at which only
+    measured requests were in flight, because those of the warm-up lasted so long.
     """
     due_ns_of_stages = [columns["due_ns"][columns.reached_due_time] for columns in measured_stages]
     due_ns = join_arrays(due_ns_of_stages)
@@ -371,12 +370,16 @@ class _GrowthReport:
             self._time_phrase += f", corrected for requests that grew {growth}"
 
     def judge(self) -> Sustainable:
-        """Return the judgement that follows from the test."""
-        if self._test.certain:
+        """Return whether the load was sustained according to the growth test.
+
+        A load that shows no growth is sustained only if a growth would have been detected, or if
+        queues were short anyway.
+        """
+        if self._test.certain_growths:
             return self._report_growth()
-        if self._test.possible:
+        if self._test.possible_growths:
             return self._report_possible_growth()
-        if self._test.visible_share <= MAX_VISIBLE_SHARE:
+        if self._test.detectable_share <= MAX_DETECTABLE_SHARE:
             return self._report_no_growth()
         if _has_short_queues(self._replicas):
             return self._report_short_queues()
@@ -384,36 +387,43 @@ class _GrowthReport:
         return self._report_noise()
 
     def _make_judgement(
-        self, code: SustainedCode, reason: str, sustained: bool | None
+        self,
+        code: SustainedCode,
+        reason: str,
+        *,
+        sustained: bool | None,
+        growing: tuple[str, ...] = (),
+        growth_share: float | None = None,
+        needed_s: float | None = None,
     ) -> Sustainable:
-        """Return a judgement with the fields that are the same for every outcome of the test.
+        """Return a judgement with the result of the growth test.
 
         Args:
             code: The code of the outcome.
             reason: The outcome as a sentence.
             sustained: Whether the server can sustain the load. None if that is not known.
+            growing: The names of the replicas at which something certainly grew.
+            growth_share: The largest growth, as a share of the mean.
+            needed_s: The length of a load that would decide.
         """
-        # The smallest growth that the test would have detected.
-        detectable_share = self._test.visible_share
-        is_limited = math.isfinite(detectable_share)
-
+        detectable_share = self._test.detectable_share
         return Sustainable(
-            # The outcome.
             sustained=sustained,
             code=code,
             reason=reason,
-            # The tested time.
             start_s=float(self._time.start_ns / 1e9),
             end_s=float(self._time.end_ns / 1e9),
-            # The test.
             parts=len(self._replicas),
-            visible_share=detectable_share if is_limited else None,
+            growing=growing,
+            growth_share=growth_share,
+            visible_share=detectable_share if math.isfinite(detectable_share) else None,
+            needed_s=needed_s,
             work_growth_share=self._test.work_growth_share,
         )
 
     def _report_growth(self) -> Sustainable:
         """Return the judgement of a load under which latencies or queues certainly grew."""
-        growths = sorted(self._test.certain, reverse=True)
+        growths = sorted(self._test.certain_growths, reverse=True)
         largest = growths[0]
 
         # The names of the affected replicas. A dictionary removes repeated names, and preserves
@@ -429,25 +439,28 @@ class _GrowthReport:
             plural_noun = f"{self._replica_noun}s"
             reason += f"; {len(affected)} of {replica_count} {plural_noun} are affected"
 
-        judgement = self._make_judgement("grows", reason, sustained=False)
-        return msgspec.structs.replace(judgement, growing=affected, growth_share=largest.share)
+        return self._make_judgement(
+            "grows", reason, sustained=False, growing=affected, growth_share=largest.share
+        )
 
     def _report_possible_growth(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""
-        largest = max(self._test.possible)
+        largest = max(self._test.possible_growths)
         reason = (
             f"possible upward trend in {_series_of(largest)}, {_format_change(largest)} in "
             f"{self._time_phrase}, which may be chance. Use a longer --duration"
         )
-        judgement = self._make_judgement("may_grow", reason, sustained=None)
-        return msgspec.structs.replace(judgement, growth_share=largest.share)
+        return self._make_judgement("may_grow", reason, sustained=None, growth_share=largest.share)
 
     def _report_no_growth(self) -> Sustainable:
-        """Return the judgement of a load under which nothing grows."""
-        visible_share = max(self._test.visible_share, MIN_GROWTH_SHARE)
+        """Return the judgement of a load under which nothing grows.
+
+        The sentence has the detection threshold, the smallest growth that would be reported.
+        """
+        threshold = max(self._test.detectable_share, MIN_GROWTH_SHARE)
         reason = (
             f"no upward trend in TTFT or concurrency in {self._time_phrase}; detection threshold "
-            f"{visible_share:.0%}{self._per_replica_phrase}"
+            f"{threshold:.0%}{self._per_replica_phrase}"
         )
         return self._make_judgement("steady", reason, sustained=True)
 
@@ -462,24 +475,22 @@ class _GrowthReport:
         return self._make_judgement("steady", reason, sustained=True)
 
     def _report_noise(self) -> Sustainable:
-        """Return the judgement of a load whose latencies and queues are too noisy to show a growth.
+        """Return the judgement of a load that is too noisy to detect a growth, and a longer length.
 
-        The detection threshold is the smallest growth that the test would have found.
+        The detection threshold is the smallest growth that the test would have detected. It is
+        infinite if nothing could be tested.
         """
-        detectable_share = self._test.visible_share
-        is_limited = math.isfinite(detectable_share)
-        threshold = f"{detectable_share:.0%}" if is_limited else "unlimited"
-
+        threshold = self._test.detectable_share
+        threshold_text = f"{threshold:.0%}" if math.isfinite(threshold) else "unlimited"
         reason = (
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
-            f"{threshold}. Use a longer --duration"
+            f"{threshold_text}. Use a longer --duration"
         )
-        judgement = self._make_judgement("too_noisy", reason, sustained=None)
 
-        # A longer load would have a smaller threshold. The tested time is half of the load.
+        # The threshold of a longer load is smaller. The tested time is half of the load.
         load_s = 2 * self._time.duration_s
-        needed_s = load_s * _needed_length_factor(detectable_share)
-        return msgspec.structs.replace(judgement, needed_s=needed_s)
+        needed_s = load_s * _needed_length_factor(threshold)
+        return self._make_judgement("too_noisy", reason, sustained=None, needed_s=needed_s)
 
 
 def _noun_of(replica: ReplicaSeries) -> str:
@@ -488,7 +499,7 @@ def _noun_of(replica: ReplicaSeries) -> str:
 
 
 def _needed_length_factor(threshold_share: float) -> float:
-    """Return how many times as long a load has to be to find a growth of MAX_VISIBLE_SHARE.
+    """Return how many times as long a load has to be to find a growth of MAX_DETECTABLE_SHARE.
 
     The smallest growth that can be found falls with the square root of the length. To find a growth
     of 1 instead of 1.5, the load has to last (1.5 / 1)^2 = 2.25 times as long.
@@ -496,7 +507,7 @@ def _needed_length_factor(threshold_share: float) -> float:
     Args:
         threshold_share: The smallest growth that could be found, as a share of the mean.
     """
-    needed_factor = (threshold_share / MAX_VISIBLE_SHARE) ** 2
+    needed_factor = (threshold_share / MAX_DETECTABLE_SHARE) ** 2
     return min(needed_factor, MAX_PROPOSED_FACTOR)
 
 

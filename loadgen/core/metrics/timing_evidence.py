@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from loadgen.core.metrics.client_use import find_worst_second
 from loadgen.core.metrics.reasons import format_reason
-from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.metrics.run_evidence import make_code
 from loadgen.core.stats.quantiles import deciding_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import RunManifest, WorkerSample
@@ -30,6 +30,10 @@ MAX_READ_LAG_SHARE = 0.5
 MIN_WAITED_SHARE = 0.1
 """A second in which a worker spent this share waiting for a core, or writing records, explains
 that it was late."""
+
+
+EVENTS_HELD_BACK = "held_back"
+"""The code of the remedy for a server or a proxy that holds events back and sends them at once."""
 
 
 class TimingEvidence(NamedTuple):
@@ -59,19 +63,37 @@ class TimingEvidence(NamedTuple):
         return self.is_read_promptly and are_most_read_together
 
 
+LatenessCause = Literal["disk", "shared_host", "other_processes", "host", "lower_load"]
+
+
+class Lateness(NamedTuple):
+    """Why the client was late.
+
+    Attributes:
+        cause: The probable cause. Each cause needs another remedy.
+
+            - "disk": a worker spent more of a second writing records than waiting for a core.
+            - "shared_host": client and server share a host, so the server keeps the client waiting.
+            - "other_processes": a worker waited for a core, which other processes used.
+            - "host": no worker was busy, so something else on the host delayed the workers.
+            - "lower_load": the workers were busy with the load itself.
+
+        evidence: The numbers that show the cause, by the names that sentences use.
+    """
+
+    cause: LatenessCause
+    evidence: Mapping[str, float] = {}
+
+    @property
+    def sentence_values(self) -> dict[str, str | float | None]:
+        """The values of a sentence about the lateness, which ends with the remedy of the cause."""
+        return {"remedy": self.cause, **self.evidence}
+
+
 def explain_lateness(
     samples: Sequence[WorkerSample], window: Window, *, is_local: bool
-) -> dict[str, str | float | None]:
-    """Return why the client was late, and the numbers that are the evidence.
-
-    The key "remedy" has one of these causes, each of which needs another remedy. If several apply,
-    the first one in this order is returned:
-
-    - "disk": a worker spent more of a second writing records than waiting for a core.
-    - "shared_host": client and server share a host, so that the server keeps the client waiting.
-    - "other_processes": a worker waited for a core, which other processes used.
-    - "host": no worker was busy, so something else on the host delayed the workers.
-    - "lower_load": the workers were busy with the load itself.
+) -> Lateness:
+    """Return why the client was late. If several causes apply, the first one tested is returned.
 
     Args:
         samples: The use of a core by each worker, one sample per second.
@@ -83,51 +105,48 @@ def explain_lateness(
     busiest = find_worst_second(samples, window, "cpu_share")
     if longest_wait is None or longest_write is None or busiest is None:
         # No worker was sampled over a full second, so nothing is known of the workers.
-        probable_cause = "shared_host" if is_local else "lower_load"
-        return {"remedy": probable_cause}
+        return Lateness("shared_host" if is_local else "lower_load")
 
     waited_share = longest_wait.waited_share or 0.0  # None if the system does not report it
     write_share = longest_write.write_share
     is_disk_slow = write_share > max(MIN_WAITED_SHARE, waited_share)
     if is_disk_slow:
-        return {"remedy": "disk", "write_share": write_share, "at_s": longest_write.t_s}
+        return Lateness("disk", {"write_share": write_share, "at_s": longest_write.t_s})
 
     if is_local:
-        return {"remedy": "shared_host"}
+        return Lateness("shared_host")
 
     is_core_shared = waited_share > MIN_WAITED_SHARE
     if is_core_shared:
-        return {
-            "remedy": "other_processes",
+        evidence = {
             "worker": longest_wait.worker,
             "waited_share": waited_share,
             "at_s": longest_wait.t_s,
         }
+        return Lateness("other_processes", evidence)
 
     are_workers_idle = busiest.cpu_share < MAX_IDLE_CPU_SHARE
     if are_workers_idle:
-        return {"remedy": "host", "cpu_share": busiest.cpu_share}
+        return Lateness("host", {"cpu_share": busiest.cpu_share})
 
-    return {"remedy": "lower_load"}
+    return Lateness("lower_load")
 
 
 def explain_uncertain_times(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it, as a sentence.
 
-    Either the server or a proxy sent several events at once, or the client was late.
+    Either the server or a proxy held back several events and sent them at once, or the client was
+    late.
     """
-    # The values that the sentence shows. "remedy" is the code of the advice at its end.
-    sentence_values: dict[str, str | float | None] = {
-        "unsure_share": evidence.uncertain_event_share
-    }
     if evidence.are_events_sent_together:
-        sentence_values["remedy"] = "held_back"
+        cause_values: dict[str, str | float | None] = {"remedy": EVENTS_HELD_BACK}
     else:
         lateness = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
-        sentence_values.update(lateness)
+        cause_values = lateness.sentence_values
 
-    reason = ReasonCode(code="times_uncertain", values=sentence_values)
-    return format_reason(reason)
+    return format_reason(
+        make_code("times_uncertain", unsure_share=evidence.uncertain_event_share, **cause_values)
+    )
 
 
 def are_events_read_promptly(receive_delays: Distribution, event_errors: Distribution) -> bool:

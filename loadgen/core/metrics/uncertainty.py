@@ -237,13 +237,17 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
 def _find_bound_functions(
     accumulator: MetricAccumulator, slo: Slo
 ) -> dict[str, Callable[[Columns], Bounds]]:
-    """Return, for each uncertain metric that an SLO limits, the function that bounds its values."""
+    """Return the functions that compute the bounds of each uncertain metric that an SLO limits.
+
+    A function returns the smallest and the largest value that each request may have had.
+    """
     limited_metrics = {term.metric for term in slo.terms}
     bound_functions = {}
     for definition in METRICS.available():
         if definition.name not in limited_metrics or definition.bounds is None:
             continue
 
+        # The ranges of its statistics are None if all values of a metric are certain.
         is_uncertain = accumulator.statistic_ranges(definition.name) is not None
         if is_uncertain:
             bound_functions[definition.name] = definition.bounds

@@ -109,7 +109,10 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_client_error(
     evidence: RunEvidence, code: str, errors_ms: Distribution, limit_share: float
 ) -> Iterator[ReasonCode]:
-    """Yield a reason if errors of the client are too large a share of the median latency.
+    """Yield a reason if times that the client got wrong are too large a share of the latency.
+
+    The latency is the median TTFT, or the median E2E of responses that are not streamed. An error
+    of 10 ms is large for a TTFT of 20 ms, and small for one of 2 s.
 
     Args:
         evidence: The manifest and the metrics of the run.
@@ -120,27 +123,27 @@ def _check_client_error(
     """
     high_error = deciding_quantile(errors_ms)  # p99, or a lower quantile if there are few values
     latency = evidence.inputs.reference_latency
-    median_latency_ms = latency.p50_ms
-    if high_error is None or median_latency_ms is None:
+    if high_error is None or latency.p50_ms is None:
         return
 
-    is_error_small = high_error.value_ms <= limit_share * median_latency_ms
+    is_error_small = high_error.value_ms <= limit_share * latency.p50_ms
     if is_error_small:
         return
 
-    error_share = high_error.value_ms / median_latency_ms if median_latency_ms > 0 else None
-    cause_values = explain_lateness(
+    lateness = explain_lateness(
         evidence.worker_samples, evidence.summary.window, is_local=is_local(evidence.manifest)
     )
     yield make_code(
         code,
+        # The error, compared with the latency.
         quantile=high_error.name,
         value_ms=high_error.value_ms,
-        share=error_share,
+        share=high_error.value_ms / latency.p50_ms if latency.p50_ms > 0 else None,
         basis=latency.name,
-        basis_ms=median_latency_ms,
+        basis_ms=latency.p50_ms,
         limit=limit_share,
-        **cause_values,
+        # The cause of the error, and what to do about it.
+        **lateness.sentence_values,
     )
 
 
@@ -236,16 +239,22 @@ def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 def _check_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a caveat if responses are too short, and one if prompts have wrong lengths."""
-    inputs = evidence.inputs
     if evidence.has_short_responses:
-        requested_tokens = inputs.requested_tokens
-        received_tokens = inputs.received_tokens
-        share = received_tokens / requested_tokens
-        yield make_code("shortened", asked=requested_tokens, got=received_tokens, share=share)
+        requested_tokens = evidence.inputs.requested_tokens
+        received_tokens = evidence.inputs.received_tokens
+        yield make_code(
+            "shortened",
+            asked=requested_tokens,
+            got=received_tokens,
+            share=received_tokens / requested_tokens,
+        )
 
     if evidence.has_wrong_prompt_lengths:
-        difference = inputs.prompt_count_difference
-        yield make_code("prompt_lengths", share=difference, limit=limits.PROMPT_LENGTHS)
+        yield make_code(
+            "prompt_lengths",
+            share=evidence.inputs.prompt_count_difference,
+            limit=limits.PROMPT_LENGTHS,
+        )
 
 
 def _check_concurrency(evidence: RunEvidence) -> Iterator[ReasonCode]:
@@ -276,26 +285,30 @@ def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
     """Yield one caveat for each reason why values are missing in the summary of a run.
 
-    First come the metrics without any statistic, then the metrics without some statistics.
+    First come the metrics without any statistic, then the metrics without some statistics, such as
+    the p99.
     """
-    whole_metrics = [
+    withheld_metrics = [
         _Withheld(metric, statistics=[], reason=reason)
         for metric, reason in summary.withheld_metrics.items()
     ]
-    yield from _group_by_reason(whole_metrics)
+    yield from _group_by_reason(withheld_metrics)
 
-    single_statistics = [
+    withheld_statistics = [
         _Withheld(metric, list(withheld.ranges), withheld.reason)
         for metric, withheld in summary.withheld_statistics.items()
+        if not _is_repeated_by_itl(metric, summary)
     ]
+    yield from _group_by_reason(withheld_statistics)
 
-    # If there is a time between tokens ("itl"), it has the values of the gaps between events
-    # ("inter_chunk"), and is listed in their place.
+
+def _is_repeated_by_itl(metric: str, summary: Summary) -> bool:
+    """Return True for the inter-chunk latency if the run has an inter-token latency (ITL).
+
+    Both are then the gaps between output events, so a reader needs only one of them.
+    """
     has_itl = summary.itl_ms is not None
-    if has_itl:
-        single_statistics = [part for part in single_statistics if part.metric != "inter_chunk"]
-
-    yield from _group_by_reason(single_statistics)
+    return metric == "inter_chunk" and has_itl
 
 
 class _Withheld(NamedTuple):
@@ -316,9 +329,9 @@ class _Withheld(NamedTuple):
 def _group_by_reason(withheld: Sequence[_Withheld]) -> Iterator[ReasonCode]:
     """Yield one caveat for each reason, which lists all metrics that are withheld for it."""
     statistics_by_reason: dict[str, dict[str, list[str]]] = {}
-    for part in withheld:
-        statistics_by_metric = statistics_by_reason.setdefault(part.reason, {})
-        statistics_by_metric[part.metric] = part.statistics
+    for metric, statistics, reason in withheld:
+        statistics_by_metric = statistics_by_reason.setdefault(reason, {})
+        statistics_by_metric[metric] = statistics
 
     for reason, statistics_by_metric in statistics_by_reason.items():
         yield make_code("withheld", statistics=statistics_by_metric, why=reason)

@@ -26,9 +26,11 @@ STARTING_OR_ENDING_USERS = "lanes"
 WARMUP_IN_FLIGHT = "warmup"
 """The stored code of the cause that requests of the warm-up were in flight until the end."""
 
-
 WITHOUT_OUTPUT = "unasked"
 """The stored name of the source of output counts of requests for no output, such as embeddings."""
+
+UNNAMED_SERVER = "it"
+"""How a warning calls a server whose name is not known."""
 
 REPLICA_CHANGES = ("loss", "scale_up")
 """The kinds of events at which the number of replicas changes."""
@@ -269,23 +271,19 @@ def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a warning if the share of cached prompt tokens is not the requested or expected one.
 
-    - "cache_unsaid": the user requested a share, and the server reports none.
-    - "cache_differs": the user requested a share, and the server reports a different one.
-    - "cached": prompts have no text in common, but many of their tokens came from a cache.
+    A server caches the beginnings of prompts, so that it need not process them again. A workload
+    may request a share of cached tokens. Otherwise, only prompts with common text should have any.
     """
-    cached_share = evidence.summary.tokens.cached_share
-    requested_share = evidence.manifest.requested_cache_share
+    cached_share = evidence.summary.tokens.cached_share  # None if the server reports none
+    requested_share = evidence.manifest.requested_cache_share  # None without a request
+    limit = limits.CACHED_SHARE
+
     if cached_share is None:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
-        return
-
-    limit = limits.CACHED_SHARE
-    differs = requested_share is not None and abs(cached_share - requested_share) > limit
-    is_large_without_common_text = cached_share > limit and not evidence.manifest.shares_prompts
-    if differs:
+    elif requested_share is not None and abs(cached_share - requested_share) > limit:
         yield make_code("cache_differs", asked=requested_share, share=cached_share, limit=limit)
-    elif is_large_without_common_text:
+    elif cached_share > limit and not evidence.manifest.shares_prompts:
         yield make_code("cached", share=cached_share)
 
 
@@ -341,24 +339,28 @@ def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[Re
     ok_responses = summary.requests.ok
     responses_with_timing = summary.splits.accounted
     if ok_responses > 0 and responses_with_timing == 0:
-        # The warning calls a server without a known name "it".
-        server_name = summary.target.server or "it"
+        server_name = summary.target.server or UNNAMED_SERVER
         yield make_code("server_timing_missing", server=server_name)
 
 
 def _list_unsupported_terms(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a warning for each latency limit on a quantile that has too few samples."""
+    """Yield a warning for each latency limit on a quantile that has too few samples.
+
+    A limit that is undecided for another reason needs no warning.
+    """
     for term in summary.goodput.slo:
-        has_too_few_samples = not term.supported
-        is_decided = not term.undecided
-        if has_too_few_samples and is_decided:
-            yield make_code(
-                "slo_samples",
-                metric=term.metric,
-                percentile=term.quantile * 100,
-                samples=term.count,
-                needed=term.needed,
-            )
+        has_enough_samples = term.supported
+        is_undecided = bool(term.undecided)
+        if has_enough_samples or is_undecided:
+            continue
+
+        yield make_code(
+            "slo_samples",
+            metric=term.metric,
+            percentile=term.quantile * 100,
+            samples=term.count,
+            needed=term.needed,
+        )
 
 
 def _check_send_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
@@ -398,16 +400,15 @@ def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _is_spread_over_time(evidence: RunEvidence) -> bool:
     """Return True if requests were sent at different times, and not all at once.
 
-    A load has no rate in requests per second if all of its requests have the same time.
+    The rate of a load, in requests per second, is None if all of its requests have the same time.
     """
     load = evidence.summary.load
-    has_rate_of_due_times = load.offered_rps is not None
-    has_rate_of_send_times = load.achieved_rps is not None
+    have_different_due_times = load.offered_rps is not None
+    have_different_send_times = load.achieved_rps is not None
     if not evidence.is_closed_loop:
-        return has_rate_of_due_times
+        return have_different_due_times
 
-    # All virtual users of a closed loop send their first requests at once.
-    first_requests = evidence.largest_concurrency
-    sent_requests = evidence.inputs.sends
-    has_later_requests = sent_requests > first_requests
-    return has_rate_of_send_times and has_later_requests
+    # Each virtual user of a closed loop sends its first request at the start of the load.
+    virtual_users = evidence.largest_concurrency
+    has_later_requests = evidence.inputs.sends > virtual_users
+    return has_later_requests and have_different_send_times
