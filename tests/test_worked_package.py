@@ -409,7 +409,7 @@ TRIALS = {
     ),
     "backend": (r"embedded_backend", {"loadgen/sim/backends.py"}),
     "metric": (
-        r"=request_metrics.first_answer\b|^first_answer = ",
+        r"=request_metrics.first_answer\b|^def first_answer\(columns",
         {
             "loadgen/core/metrics/metric_definitions.py",
             "loadgen/core/metrics/request_metrics.py",

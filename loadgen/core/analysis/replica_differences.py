@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, as_selection
-from loadgen.core.metrics.replica_keys import number_keys, replica_keys, replica_name
+from loadgen.core.metrics.replica_keys import index_keys, replica_keys, replica_name
 from loadgen.core.metrics.sections import BetweenNodes, OutlierNode, VarianceTable
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import RunManifest, TargetFacts, are_interchangeable
@@ -259,7 +259,7 @@ def _node_name(target: TargetFacts, target_index: int) -> str:
 
 def _assign_replicas(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the replicas of a run as nodes, and the replica of each request."""
-    replicas = number_keys(replica_keys(requests))
+    replicas = index_keys(replica_keys(requests))
     names = [replica_name(key, manifest) for key in replicas.keys.tolist()]
     return _Nodes("replica", names, replicas.key_index)
 

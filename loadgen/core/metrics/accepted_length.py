@@ -67,7 +67,7 @@ class AcceptedLengthCheck(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class _RealisedLength(NamedTuple):
+class _MeasuredLength(NamedTuple):
     """A measured accepted length, with its source and the number of steps, None if unknown."""
 
     length: float
@@ -92,22 +92,15 @@ def judge_accepted_length(
         samples: The samples of the servers' metrics pages.
         window: The measurement window.
     """
-    measured = _find_realised_length(speculation, samples, window)
+    measured = _measure_length(speculation, samples, window)
     if measured is None:
         return AcceptedLengthCheck(
             target=target.length, target_name=target.name, reason=NOT_REPORTED
         )
 
     relative_difference = measured.length / target.length - 1
-
-    # With too few steps, the result says neither that the lengths are equal nor that they differ.
-    is_within_1_percent = None
-    reason = ""
-    if measured.steps is not None and measured.steps < MIN_STEPS:
-        steps = format.counted(measured.steps, "step")
-        reason = f"only {steps} of the model, {MIN_STEPS:,} needed. Use a longer load"
-    else:
-        is_within_1_percent = is_within_tolerance(relative_difference)
+    reason_not_to_compare = _explain_few_steps(measured.steps)
+    is_comparable = None if reason_not_to_compare else is_within_tolerance(relative_difference)
 
     return AcceptedLengthCheck(
         # The stated length.
@@ -119,9 +112,18 @@ def judge_accepted_length(
         source=measured.source,
         # The comparison.
         difference=relative_difference,
-        comparable=is_within_1_percent,
-        reason=reason,
+        comparable=is_comparable,
+        reason=reason_not_to_compare,
     )
+
+
+def _explain_few_steps(steps: int | None) -> str:
+    """Return that a mean over so few steps is too uncertain, or "" for enough or unknown steps."""
+    if steps is None or steps >= MIN_STEPS:
+        return ""
+
+    counted_steps = format.counted(steps, "step")
+    return f"only {counted_steps} of the model, {MIN_STEPS:,} needed. Use a longer load"
 
 
 def is_within_tolerance(difference: float) -> bool:
@@ -143,13 +145,13 @@ def find_realised_length(speculation: Speculation | None) -> float | None:
     return speculation.length
 
 
-def _find_realised_length(
+def _measure_length(
     speculation: Speculation | None, samples: Sequence[MetricSample], window: Window
-) -> _RealisedLength | None:
-    """Return the accepted length (tokens per step of the model) from the first source that has it.
+) -> _MeasuredLength | None:
+    """Return the measured accepted length, in tokens per step of the model.
 
-    The sources are counters on the servers' metrics pages, the responses, and gauges on the metrics
-    pages. Return None if no source has a length.
+    It is taken from the first of these sources that has it: counters on the servers' metrics pages,
+    responses, and gauges on the metrics pages. Return None if no source has it.
     """
     length_by_counters = _read_counters(samples, window)
     if length_by_counters is not None:
@@ -160,25 +162,26 @@ def _find_realised_length(
 
     if speculation.length is not None:
         steps = _count_steps_of_responses(speculation)
-        return _RealisedLength(speculation.length, "responses", steps)
+        return _MeasuredLength(speculation.length, "responses", steps)
 
     if speculation.server_length is not None:
-        return _RealisedLength(speculation.server_length, "gauges", steps=None)
+        return _MeasuredLength(speculation.server_length, "gauges", steps=None)
     return None
 
 
-def _read_counters(samples: Sequence[MetricSample], window: Window) -> _RealisedLength | None:
-    """Return the accepted length by the servers' counters in the measurement window, or None.
+def _read_counters(samples: Sequence[MetricSample], window: Window) -> _MeasuredLength | None:
+    """Return the accepted length from counters on the servers' metrics pages.
 
-    Each step of the model checks one draft and generates its accepted tokens and one token more.
+    In each step, the model checks a draft of several tokens, and generates those that it accepts
+    and one token more. Return None if there are no counters, or no step in the measurement window.
     """
     drafts = _measure_growth_in_window(samples, series.DRAFTS, window)
     accepted_tokens = _measure_growth_in_window(samples, series.ACCEPTED, window)
-    if not drafts or accepted_tokens is None:
+    if drafts is None or drafts == 0 or accepted_tokens is None:
         return None
 
     tokens_per_step = 1 + accepted_tokens / drafts
-    return _RealisedLength(tokens_per_step, "counters", steps=round(drafts))
+    return _MeasuredLength(tokens_per_step, "counters", steps=round(drafts))
 
 
 def _measure_growth_in_window(

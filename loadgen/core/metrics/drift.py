@@ -99,10 +99,10 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> Drift:
-    """Return the drift without some quantiles of a metric, in its blocks and in its changes.
+    """Return the change over time without some quantiles of a metric, also in its blocks.
 
     Args:
-        drift: The drift.
+        drift: The change over time of several metrics.
         metric: The metric, such as "ttft".
         withheld: The names of the quantiles to remove, such as "p99".
     """
@@ -112,17 +112,17 @@ def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> 
         if quantile.metric == metric and quantile.statistic in withheld
     ]
 
-    # In a block, a quantile is in a field such as `ttft_p99_ms`.
-    removed_from_blocks = {quantile.block_field: None for quantile in withheld_quantiles}
-    blocks = tuple(msgspec.structs.replace(block, **removed_from_blocks) for block in drift.blocks)
+    # The p99 of TTFT is in the field `ttft_p99_ms` of each block.
+    removed_values = {quantile.block_field: None for quantile in withheld_quantiles}
+    blocks = tuple(msgspec.structs.replace(block, **removed_values) for block in drift.blocks)
 
-    # In the drift, the change of the quantile is in a field such as `ttft_p99`.
+    # Its change over time is in the field `ttft_p99`.
     removed_changes = {quantile.field: None for quantile in withheld_quantiles}
     return msgspec.structs.replace(drift, blocks=blocks, **removed_changes)
 
 
 def without_tokens(drift: Drift) -> Drift:
-    """Return the drift without its rates of tokens, which are withheld."""
+    """Return the change over time without rates of output tokens, also in its blocks."""
     blocks = tuple(msgspec.structs.replace(block, output_per_s=None) for block in drift.blocks)
     return msgspec.structs.replace(drift, output_per_s=None, blocks=blocks)
 
@@ -161,8 +161,9 @@ def sample_blocks(measured_stages: Sequence[Columns]) -> TimeBlocks:
     # Add the requests of each stage to the samples of the blocks.
     samples = [BlockSamples() for _ in range(block_count)]
     for columns, due_ns in zip(measured_stages, due_ns_of_stages, strict=True):
-        block_of_request = _number_blocks(due_ns, block_ns)
-        _add_to_blocks(samples, columns, block_of_request)
+        if len(due_ns):
+            block_of_ok_request = _number_blocks(due_ns, block_ns)
+            _add_to_blocks(samples, columns, block_of_ok_request)
 
     return TimeBlocks(samples, block_ns)
 
@@ -195,29 +196,28 @@ def _number_blocks(due_ns: NDArray[np.int64], block_ns: int) -> NDArray[np.int8]
 
 
 def _add_to_blocks(
-    samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
+    samples: list[BlockSamples], columns: Columns, block_of_ok_request: NDArray[np.int8]
 ) -> None:
     """Add the number and the latencies of ok requests to the block of time of each request.
 
     Args:
         samples: The samples of each block of time.
-        columns: The records of a stage.
-        block_of_request: For each ok request, the number of the block in which it was due.
+        columns: The records of a stage, with at least one ok request.
+        block_of_ok_request: The number of the block in which each ok request was due.
     """
-    if not len(block_of_request):
-        return
-
-    request_counts = np.bincount(block_of_request, minlength=len(samples))
+    request_counts = np.bincount(block_of_ok_request, minlength=len(samples))
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):
         block.requests += request_count
 
-    # Sort the requests by block, so that one array of latencies can be split into blocks.
-    rows_by_block = _order_ok_rows(columns, block_of_request)
-    block_ends = np.cumsum(request_counts)
-    block_borders = block_ends[:-1]  # no split after the last block
+    # The rows of the ok requests in the order of their blocks, in int32 to save memory.
+    ok_rows = np.flatnonzero(columns.is_ok).astype(np.int32)
+    rows_by_block = ok_rows[np.argsort(block_of_ok_request, kind="stable")]
+
+    # With 3 requests in block 0 and 2 in block 1, the latencies are split at the index 3.
+    ends_of_blocks = np.cumsum(request_counts)
     for metric in LATENCIES:
         latencies_ns = columns.measure(metric)[rows_by_block]
-        latencies_of_blocks = np.split(latencies_ns, block_borders)
+        latencies_of_blocks = np.split(latencies_ns, ends_of_blocks[:-1])
         _add_latencies(samples, metric, latencies_of_blocks)
 
 
@@ -227,22 +227,6 @@ def _add_latencies(
     """Add the values of a latency to each block, without those of requests that lack it."""
     for block, latencies_ns in zip(samples, latencies_of_blocks, strict=True):
         block.values[metric].add(drop_undefined(latencies_ns))
-
-
-def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDArray[np.int32]:
-    """Return the row numbers of the ok requests of a stage, in order of their blocks.
-
-    Args:
-        columns: The records of the stage.
-        block_of_request: The number of the block of each ok request.
-    """
-    order = np.argsort(block_of_request, kind="stable").astype(np.int32)
-    are_all_ok = len(block_of_request) == len(columns)
-    if are_all_ok:
-        return order
-
-    ok_rows = np.flatnonzero(columns.is_ok).astype(np.int32)
-    return ok_rows[order]
 
 
 class _TimedBlock(NamedTuple):
@@ -261,7 +245,8 @@ def measure_drift(
     Args:
         time_blocks: The latencies by block of time.
         steady: The time of the steady state.
-        tokens_in: Returns the output tokens that came in an interval, or None if not counted.
+        tokens_in: A function that returns the number of output tokens in an interval, or None if
+            tokens were not counted.
     """
     if not time_blocks.samples:
         return Drift()
@@ -275,14 +260,10 @@ def measure_drift(
             steady_blocks.append(block)
         all_blocks.append(block)
 
-    # With too few blocks, the drift has no changes.
-    has_enough_blocks = len(steady_blocks) >= MIN_BLOCKS
-    change_by_field = _measure_changes(steady_blocks) if has_enough_blocks else {}
-    return Drift(
-        block_s=time_blocks.block_ns / 1e9,
-        blocks=tuple(all_blocks),
-        **change_by_field,
-    )
+    drift = Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(all_blocks))
+    if len(steady_blocks) < MIN_BLOCKS:
+        return drift  # too short to show a change
+    return _with_changes(drift, steady_blocks)
 
 
 def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float | None]) -> Block:
@@ -294,8 +275,7 @@ def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float
 def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
     """Return the blocks of time to report, with whether each is in the steady state.
 
-    A block without requests is left out, unless a block with requests in the steady state is before
-    it.
+    From the first reported block in the steady state on, blocks without requests are reported too.
 
     Args:
         time_blocks: The latencies by block of time.
@@ -330,41 +310,43 @@ def _summarize_block(samples: BlockSamples, span: Span) -> Block:
 
     Args:
         samples: The latencies of the requests that are due in the block.
-        span: The time of the block.
+        span: The time of the block, which has a start and an end.
     """
-    block = Block(
+    return Block(
         start_s=span.start_s or 0.0,
         end_s=span.end_s or 0.0,
         requests=samples.requests,
+        ttft_p50_ms=_quantile_ms(samples.values["ttft"], 0.5),
+        ttft_p99_ms=_quantile_ms(samples.values["ttft"], 0.99),
+        tpot_p50_ms=_quantile_ms(samples.values["tpot"], 0.5),
+        tpot_p99_ms=_quantile_ms(samples.values["tpot"], 0.99),
+        e2e_p99_ms=_quantile_ms(samples.values["e2e"], 0.99),
     )
 
-    # The quantiles by the name of their field in the block, such as "ttft_p99_ms".
-    quantile_ms_by_field = {}
-    for quantile in QUANTILES:
-        latencies_ns = samples.values[quantile.metric]
-        if latencies_ns.count > 0:
-            quantile_ns = latencies_ns.quantile(quantile.probability)
-            quantile_ms_by_field[quantile.block_field] = milliseconds(quantile_ns)
 
-    return msgspec.structs.replace(block, **quantile_ms_by_field)
+def _quantile_ms(latencies_ns: Values, probability: float) -> float | None:
+    """Return a quantile of latencies in ms, or None without a latency."""
+    if latencies_ns.count == 0:
+        return None
+    return milliseconds(latencies_ns.quantile(probability))
 
 
-def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
-    """Return the relative change of the output rate and of each latency over the steady state.
-
-    The result has the names of fields of `Drift`, such as "output_per_s" and "ttft_p99".
+def _with_changes(drift: Drift, steady_blocks: Sequence[Block]) -> Drift:
+    """Return a drift with the relative change of each metric over the steady state.
 
     Args:
+        drift: A drift without changes.
         steady_blocks: The blocks of time in the steady state.
     """
-    output_rates = [block.output_per_s for block in steady_blocks]
-    change_by_field = {"output_per_s": _relative_change(output_rates)}
-
-    for quantile in QUANTILES:
-        latencies_ms = [getattr(block, quantile.block_field) for block in steady_blocks]
-        change_by_field[quantile.field] = _relative_change(latencies_ms)
-
-    return change_by_field
+    return msgspec.structs.replace(
+        drift,
+        ttft_p50=_relative_change([block.ttft_p50_ms for block in steady_blocks]),
+        ttft_p99=_relative_change([block.ttft_p99_ms for block in steady_blocks]),
+        tpot_p50=_relative_change([block.tpot_p50_ms for block in steady_blocks]),
+        tpot_p99=_relative_change([block.tpot_p99_ms for block in steady_blocks]),
+        e2e_p99=_relative_change([block.e2e_p99_ms for block in steady_blocks]),
+        output_per_s=_relative_change([block.output_per_s for block in steady_blocks]),
+    )
 
 
 def _relative_change(values: Sequence[float | None]) -> float | None:

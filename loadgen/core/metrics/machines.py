@@ -85,7 +85,7 @@ def summarize_machines(
         return ()
 
     allowed_lag_ns = _allowed_lag_ns(manifest, reference_latency_ms)
-    requests = _MachineRequests(measured_stages, allowed_lag_ns)
+    requests = _ClusterRequests(measured_stages, allowed_lag_ns)
     full_seconds = select_full_seconds(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
@@ -116,47 +116,48 @@ def _group_workers(workers: Sequence[PlacedWorker]) -> dict[str, list[PlacedWork
     return workers_by_machine
 
 
-class _RequestsOfMachine(NamedTuple):
+class _RequestCounts(NamedTuple):
     """The measured requests that the workers of one machine were to send.
 
     Attributes:
-        requests: Their number.
+        scheduled: Their number.
         lost: How many of them were lost.
         late: How many of them were sent late. None if the limit is not known.
         send_lag_ms: How much later than due they were sent.
     """
 
-    requests: int
+    scheduled: int
     lost: int
     late: int | None
     send_lag_ms: Distribution
 
 
-class _MachineRequests:
-    """The measured requests of all machines, from which those of one machine are selected."""
+class _ClusterRequests:
+    """The measured requests of all machines of a cluster, from which each machine is summarized."""
 
     def __init__(self, measured_stages: Sequence[Columns], allowed_lag_ns: float | None) -> None:
-        """Read the columns that the summaries of machines need.
+        """Read for each request its worker, whether it was lost, and how late it was sent.
 
         Args:
             measured_stages: The records of each measured stage.
             allowed_lag_ns: How long after its due time a request may be sent without being late.
                 None if not known.
         """
+        # Each column is read once, so a cache of the columns would only take memory.
         columns = JoinedColumns(measured_stages, only_ok=False, keeps_columns=False)
-        self._worker = columns["worker"]
+        self._worker_number = columns["worker"]
         self._is_lost: NDArray[np.bool_] = columns["status"] == LOST
-        self._send_lag_ns = columns.measure("send_lag")
+        self._send_lag_ns = columns.measure("send_lag")  # how much later than due it was sent
         self._allowed_lag_ns = allowed_lag_ns
 
-    def of_workers(self, worker_numbers: list[int]) -> _RequestsOfMachine:
-        """Return the requests of one machine, with how late the machine sent them.
+    def count_of_workers(self, worker_numbers: list[int]) -> _RequestCounts:
+        """Return how many requests one machine was to send, and how late it sent them.
 
         Args:
-            worker_numbers: The numbers of the workers of the machine. A worker is a process that
-                sends requests.
+            worker_numbers: The numbers of the workers of the machine, which are the processes that
+                send its requests.
         """
-        is_of_machine = np.isin(self._worker, worker_numbers)
+        is_of_machine = np.isin(self._worker_number, worker_numbers)
         send_lag_ns = drop_undefined(self._send_lag_ns[is_of_machine])
 
         # Without an allowed lag, no request is known to be late.
@@ -165,8 +166,8 @@ class _MachineRequests:
             is_late = send_lag_ns > self._allowed_lag_ns
             late_requests = int(is_late.sum())
 
-        return _RequestsOfMachine(
-            requests=int(is_of_machine.sum()),
+        return _RequestCounts(
+            scheduled=int(is_of_machine.sum()),
             lost=int(self._is_lost[is_of_machine].sum()),
             late=late_requests,
             send_lag_ms=distribution_of(send_lag_ns),
@@ -176,7 +177,7 @@ class _MachineRequests:
 def _summarize_machine(
     name: str,
     workers: list[PlacedWorker],
-    all_requests: _MachineRequests,
+    all_requests: _ClusterRequests,
     full_seconds: Sequence[WorkerSample],
 ) -> MachineSummary:
     """Return the summary of one machine: the use of its cores and the requests of its workers.
@@ -188,14 +189,14 @@ def _summarize_machine(
         full_seconds: The samples of all workers over full seconds of the measurement window.
     """
     worker_numbers = [worker.worker for worker in workers]
-    requests = all_requests.of_workers(worker_numbers)
+    requests = all_requests.count_of_workers(worker_numbers)
     cpu_use = _measure_cpu_use(worker_numbers, full_seconds)
     has_lost_worker = any(worker.lost for worker in workers)
 
     return MachineSummary(
         name=name,
         workers=len(workers),
-        requests=requests.requests,
+        requests=requests.scheduled,
         lost=requests.lost,
         late=requests.late,
         send_lag_ms=requests.send_lag_ms,

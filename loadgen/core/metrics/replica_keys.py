@@ -46,33 +46,34 @@ def replica_name(key: int, manifest: RunManifest) -> str:
     return f"target {target.name or target.url or target_index}"
 
 
-class NumberedKeys(NamedTuple):
-    """The different keys in ascending order, and for each request the index of its key."""
+class IndexedKeys(NamedTuple):
+    """The unique keys in ascending order, and for each request the index of its key among them."""
 
     keys: NDArray[np.int64]
     key_index: NDArray[np.int64]
 
 
-def number_keys(keys: NDArray[Any]) -> NumberedKeys:
-    """Return the different keys, and for each request the index of its key among them.
+def index_keys(keys: NDArray[Any]) -> IndexedKeys:
+    """Return the unique keys, and for each request the index of its key among them.
 
-    For the keys 9, 7, 9 the different keys are 7 and 9, and the indices are 1, 0, 1.
+    For the keys 9, 7, 9 the unique keys are 7 and 9, and the indices are 1, 0, 1.
     """
     if len(keys):
         key_range = int(keys.max()) - int(keys.min())
         if key_range <= MAX_KEY_RANGE:
-            return _number_keys_by_table(keys)
+            return _index_keys_by_table(keys)
 
     # A table would be too large, so the keys are sorted, which takes longer.
-    different_keys, key_index = np.unique(keys, return_inverse=True)
-    return NumberedKeys(different_keys, key_index)
+    unique_keys, key_index = np.unique(keys, return_inverse=True)
+    return IndexedKeys(unique_keys, key_index)
 
 
-def _number_keys_by_table(keys: NDArray[Any]) -> NumberedKeys:
-    """Return the different keys in ascending order, and the index of each request's key.
+def _index_keys_by_table(keys: NDArray[Any]) -> IndexedKeys:
+    """Return the unique keys, and for each request the index of its key among them, by a table.
 
-    The result for the keys 9, 7, 9 is the different keys 7, 9, and the indices 1, 0, 1. A table is
-    faster than sorting the keys. An offset is a key minus the smallest key: 2, 0, 2.
+    The table has an entry for each integer from the smallest to the largest key, which is faster
+    than sorting the keys. The keys 9, 7, 9 have the offsets 2, 0, 2 from the smallest key. So the
+    table marks offsets 0 and 2, which get the indices 0 and 1.
     """
     smallest_key = int(keys.min())
     offset_of_request = keys - smallest_key
@@ -81,32 +82,32 @@ def _number_keys_by_table(keys: NDArray[Any]) -> NumberedKeys:
     # Mark each offset that occurs.
     occurs = np.zeros(table_size, bool)
     occurs[offset_of_request] = True
-    different_offsets = np.flatnonzero(occurs)
-    key_count = len(different_offsets)
+    unique_offsets = np.flatnonzero(occurs)
+    key_count = len(unique_offsets)
 
-    # Number the different offsets. The smallest type that can store all indices saves memory.
+    # Number the unique offsets. The smallest type that can store all indices saves memory.
     index_type = np.min_scalar_type(key_count)
     index_of_offset = np.zeros(table_size, index_type)
-    index_of_offset[different_offsets] = np.arange(key_count)
+    index_of_offset[unique_offsets] = np.arange(key_count)
 
-    return NumberedKeys(
-        keys=different_offsets + smallest_key,
+    return IndexedKeys(
+        keys=unique_offsets + smallest_key,
         key_index=index_of_offset[offset_of_request],
     )
 
 
 def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each different key, in ascending order, with the indices of the requests that have it.
+    """Yield each unique key, in ascending order, with the indices of the requests that have it.
 
     For the keys 9, 7, 9 it yields 7 with [1], and then 9 with [0, 2].
     """
-    different_keys, key_index = number_keys(keys)
-    if len(different_keys) <= MAX_KEYS_WITHOUT_SORT:
-        groups = _find_groups(key_index, len(different_keys))
+    unique_keys, key_index = index_keys(keys)
+    if len(unique_keys) <= MAX_KEYS_WITHOUT_SORT:
+        groups = _find_groups(key_index, len(unique_keys))
     else:
         groups = _sort_into_groups(key_index)
 
-    yield from zip(different_keys.tolist(), groups, strict=True)
+    yield from zip(unique_keys.tolist(), groups, strict=True)
 
 
 def _find_groups(key_index: NDArray[np.int64], key_count: int) -> Iterator[NDArray[np.int64]]:
@@ -114,7 +115,7 @@ def _find_groups(key_index: NDArray[np.int64], key_count: int) -> Iterator[NDArr
 
     Args:
         key_index: The index of the key of each request.
-        key_count: The number of different keys.
+        key_count: The number of unique keys.
     """
     for index in range(key_count):
         yield np.flatnonzero(key_index == index)

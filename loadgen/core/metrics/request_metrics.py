@@ -17,7 +17,7 @@ from loadgen.core.results.record import FINISH
 from loadgen.core.stats.amounts import TimedAmounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -30,41 +30,65 @@ MILLIONTHS = 1_000_000
 """Values of another unit than ms are in millionths of it, as ns are of a ms."""
 
 
-def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
-    """Return a function that computes the time between two fields of each request, in ns.
+def _measure_time(columns: Columns, start: str, end: str) -> NDArray[np.int64]:
+    """Return the time between two fields of each request, in ns.
 
     The time is UNDEFINED for a request in which one of the two fields is not known (-1).
 
     Args:
+        columns: The requests.
         start: The field with the earlier time, such as "due_ns".
         end: The field with the later time.
     """
+    start_ns = columns[start]
+    end_ns = columns[end]
+    durations_ns = end_ns - start_ns
 
-    def measure(columns: Columns) -> NDArray[np.int64]:
-        start_ns = columns[start]
-        end_ns = columns[end]
-        durations_ns = end_ns - start_ns
-        # A minimum is much faster than a mask, and most runs know all times.
-        has_unknown_times = start_ns.min(initial=0) < 0 or end_ns.min(initial=0) < 0
-        if has_unknown_times:
-            durations_ns[(start_ns < 0) | (end_ns < 0)] = UNDEFINED
-        return durations_ns
-
-    return measure
+    # A minimum is much faster than a mask, and most runs know all times.
+    has_unknown_times = start_ns.min(initial=0) < 0 or end_ns.min(initial=0) < 0
+    if has_unknown_times:
+        durations_ns[(start_ns < 0) | (end_ns < 0)] = UNDEFINED
+    return durations_ns
 
 
-def _if_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
-    """Return a function that gives a field of the requests with a first token."""
-    return lambda columns: np.where(columns.is_known("first_token_ns"), columns[field], UNDEFINED)
+def ttft(columns: Columns) -> NDArray[np.int64]:
+    """Return the time from the due time to the first token."""
+    return _measure_time(columns, "due_ns", "first_token_ns")
 
 
-ttft = _between("due_ns", "first_token_ns")
-ttft_from_sent = _between("sent_ns", "first_token_ns")
-first_answer = _between("due_ns", "first_answer_ns")
-e2e = _between("due_ns", "end_ns")
-send_lag = _between("due_ns", "sent_ns")
-client_lag = _if_first_token("client_lag_ns")
-stamp_error = _if_first_token("stamp_error_ns")
+def ttft_from_sent(columns: Columns) -> NDArray[np.int64]:
+    """Return the time from the time of sending to the first token."""
+    return _measure_time(columns, "sent_ns", "first_token_ns")
+
+
+def first_answer(columns: Columns) -> NDArray[np.int64]:
+    """Return the time from the due time to the first output that is not reasoning."""
+    return _measure_time(columns, "due_ns", "first_answer_ns")
+
+
+def e2e(columns: Columns) -> NDArray[np.int64]:
+    """Return the time from the due time to the last output or finish event."""
+    return _measure_time(columns, "due_ns", "end_ns")
+
+
+def send_lag(columns: Columns) -> NDArray[np.int64]:
+    """Return how much later than due each request was sent."""
+    return _measure_time(columns, "due_ns", "sent_ns")
+
+
+def client_lag(columns: Columns) -> NDArray[np.int64]:
+    """Return the time from the arrival of the first token at the kernel until it was read."""
+    return _value_with_first_token(columns, "client_lag_ns")
+
+
+def stamp_error(columns: Columns) -> NDArray[np.int64]:
+    """Return how much earlier than its timestamp the first token may have arrived."""
+    return _value_with_first_token(columns, "stamp_error_ns")
+
+
+def _value_with_first_token(columns: Columns, field: str) -> NDArray[np.int64]:
+    """Return a field of each request, UNDEFINED for a request without a first token."""
+    return np.where(columns.is_known("first_token_ns"), columns[field], UNDEFINED)
 
 
 def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -117,15 +141,14 @@ def later_tokens(columns: Columns) -> NDArray[np.int64]:
 
 def tpot(columns: Columns) -> NDArray[np.int64]:
     """Return the time from the first to the last token per token after the first event."""
-    measure_span = _between("first_token_ns", "last_token_ns")
-    span_ns = measure_span(columns)
+    span_ns = _measure_time(columns, "first_token_ns", "last_token_ns")
     positive_span_ns = np.where(span_ns == 0, UNDEFINED, span_ns)
     return _divide(positive_span_ns, later_tokens(columns))
 
 
 def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     """Return TPOT as MLPerf LoadGen defines it: E2E less TTFT, by all tokens but one."""
-    span_ns = _between("first_token_ns", "end_ns")(columns)
+    span_ns = _measure_time(columns, "first_token_ns", "end_ns")
     span_ns = np.where(columns.is_known("due_ns"), span_ns, UNDEFINED)
     return _divide(span_ns, columns["output_tokens"].astype(np.int64) - 1)
 
@@ -279,9 +302,15 @@ def time_output_tokens(columns: Columns) -> TimedAmounts:
 def time_or_end(
     columns: Columns, field: str, selected: NDArray[np.bool_] | slice
 ) -> NDArray[np.int64]:
-    """Return a time of each selected request, or its end if the time is not known (-1)."""
+    """Return a time of each selected request, or the end of the request where it is not known.
+
+    Args:
+        columns: The records of the requests.
+        field: The field with the time, such as "first_token_ns", which is -1 if it is not known.
+        selected: Which requests are selected, as a mask or as a slice.
+    """
     times_ns = columns[field][selected]
-    are_all_known = times_ns.min(initial=0) >= 0
+    are_all_known = times_ns.min(initial=0) >= 0  # a minimum is much faster than a mask
     if are_all_known:
         return times_ns
 
