@@ -92,17 +92,17 @@ def _value_with_first_token(columns: Columns, field: str) -> NDArray[np.int64]:
 
 
 def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each span divided by a number, rounded down.
+    """Return each span of time divided by a number, such as the tokens in it, and rounded down.
 
     Args:
-        span_ns: The length of each span, UNDEFINED for no span.
+        span_ns: The length of each span, UNDEFINED for a request without one.
         divisor: The divisor of each span. For one of 0 or less, the result is UNDEFINED.
     """
     positive_divisor = np.maximum(divisor, 1)
 
-    # Division of floats is faster than division of integers, and exact for small enough spans.
-    can_use_floats = span_ns.max(initial=0) < LARGEST_EXACT_FLOAT
-    if can_use_floats:
+    # NumPy divides floats faster than integers. The quotient is exact if no span is too long.
+    are_floats_exact = span_ns.max(initial=0) < LARGEST_EXACT_FLOAT
+    if are_floats_exact:
         quotient: NDArray[np.int64] = np.floor(span_ns / positive_divisor).astype(np.int64)
     else:
         quotient = span_ns // positive_divisor
@@ -168,16 +168,17 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 
 
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
-    """Return the mean output tokens per step of speculative decoding, in millionths.
+    """Return the mean output tokens per step of speculative decoding, in millionths of a token.
 
     Speculative decoding drafts several tokens, of which the model accepts some. Each step yields
     the accepted tokens and one more. So a response of 10 tokens, of which 6 were accepted, took 4
-    steps. Its mean is 2.5, or 2,500,000 millionths.
+    steps. Its mean is 2.5 tokens, or 2,500,000 millionths. The value is UNDEFINED for a response
+    without drafted tokens.
     """
     drafted_tokens = columns["draft_tokens"]
     has_drafts = int(drafted_tokens.max(initial=0)) > 0
     if not has_drafts:
-        # An array that repeats a single value takes no memory for each request.
+        # This array stores its value only once, so it takes little memory.
         return np.broadcast_to(np.int64(UNDEFINED), len(columns))
 
     accepted_tokens = columns["accepted_tokens"].astype(np.int64)

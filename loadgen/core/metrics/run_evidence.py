@@ -121,14 +121,14 @@ class RunEvidence:
     @property
     def has_wrong_prompt_lengths(self) -> bool:
         """Whether the server counts much longer or shorter prompts than were requested."""
-        # The server also counts the tokens of its chat template, which may not be known.
+        # The server also counts the tokens of its chat template, whose number may not be known.
         difference_share = self.inputs.prompt_count_difference
         if difference_share is None or self.manifest.template_tokens is None:
             return False
 
-        # Only prompts that the client generates have a requested length in tokens.
-        have_requested_length = self.manifest.prompt_lengths_requested
-        consist_of_random_words = self.manifest.random_words
-        are_prompts_generated = have_requested_length or consist_of_random_words
+        # The prompts of a recorded workload have no requested length in tokens.
+        have_prompts_requested_length = (
+            self.manifest.prompt_lengths_requested or self.manifest.random_words
+        )
         is_difference_large = abs(difference_share) > limits.PROMPT_LENGTHS
-        return are_prompts_generated and is_difference_large
+        return have_prompts_requested_length and is_difference_large

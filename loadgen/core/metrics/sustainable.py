@@ -209,20 +209,17 @@ def _judge_by_growth(
     if steady.start_s is None or steady.end_s is None:
         return _judge_without_steady_state(measured_stages)
 
-    median_e2e_ns = _median_e2e_ns(measured_stages)
-    if median_e2e_ns is None:
+    request_ns = _median_e2e_ns(measured_stages)
+    if request_ns is None:
         return Sustainable(reason="no request succeeded")
 
     middle_s = (steady.start_s + steady.end_s) / 2
     tested_time = TestedTime(start_ns=middle_s * 1e9, end_ns=steady.end_s * 1e9)
 
-    # Queues grow visibly only over several durations of a request.
+    # A queue needs the time of several requests to grow visibly.
     tested_ns = tested_time.end_ns - tested_time.start_ns
-    is_too_short = tested_ns < MIN_DURATIONS * median_e2e_ns
-    if is_too_short:
-        return _report_short_load(
-            load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9
-        )
+    if tested_ns < MIN_DURATIONS * request_ns:
+        return _report_short_load(load_s=steady.end_s - steady.start_s, request_s=request_ns / 1e9)
 
     replicas = measure_replicas(measured_stages, warmup_stages, tested_time, manifest)
     return _judge_series(replicas, tested_time)
@@ -280,10 +277,11 @@ def _report_short_load(load_s: float, request_s: float) -> Sustainable:
 def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) -> Sustainable:
     """Judge whether latencies or queues grew at any replica.
 
-    If a replica got too few requests for a test, the result says so.
+    If a replica got too few requests for a test, the result says so. A replica is one of several
+    servers behind an address, or a target.
 
     Args:
-        replicas: The queue and the latencies of each server over time.
+        replicas: The requests in flight and the latencies of each replica over time.
         tested_time: The part of the load that is tested.
     """
     if not replicas:
@@ -359,7 +357,7 @@ class _GrowthReport:
         self._time = tested_time
 
         # A phrase such as " per replica", which is empty for a single one.
-        self._replica_noun = _noun_of(replicas[0])
+        self._replica_noun = _noun_for(replicas[0])
         has_several_replicas = len(replicas) > 1
         self._per_replica_phrase = f" per {self._replica_noun}" if has_several_replicas else ""
 
@@ -493,8 +491,11 @@ class _GrowthReport:
         return self._make_judgement("too_noisy", reason, sustained=None, needed_s=needed_s)
 
 
-def _noun_of(replica: ReplicaSeries) -> str:
-    """Return "replica" or "target". Only replicas have names with a number, such as "replica 3"."""
+def _noun_for(replica: ReplicaSeries) -> str:
+    """Return what sentences call one of several servers: "replica" or "target".
+
+    Servers behind one address have names such as "replica 3". Other names are those of targets.
+    """
     return "replica" if replica.name.startswith("replica ") else "target"
 
 
