@@ -196,7 +196,7 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
 def _without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
     """Return a fluidity index that does not say whether its objective is met (`met` is None).
 
-    The fluidity index is the share of the tokens that arrived by their deadlines.
+    The fluidity index is the share of token deadlines that were met.
     """
     if fluidity is None or fluidity.objective is None:
         return fluidity
@@ -206,7 +206,7 @@ def _without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
 
 
 def _without_answers_outcome(answers: AnswerScores | None) -> AnswerScores | None:
-    """Return the scores of checked answers, whose objective is neither met nor missed."""
+    """Return scores of checked answers that do not say whether their objective is met."""
     if answers is None or answers.objective is None:
         return answers
 

@@ -261,7 +261,9 @@ def _collect_bounds(
         lower_by_block.append(lower[has_value])
         upper_by_block.append(upper[has_value])
 
-    return ValueBounds(np.concatenate(lower_by_block), np.concatenate(upper_by_block))
+    lower_bounds = np.concatenate(lower_by_block)
+    del lower_by_block  # a large copy, which is freed before the next one is made
+    return ValueBounds(lower_bounds, np.concatenate(upper_by_block))
 
 
 def iterate_blocks(stages: Sequence[Columns]) -> Iterator[Columns]:
