@@ -117,6 +117,20 @@ class RunPlan(NamedTuple):
 
         return [PlannedRun(workload, self.settings) for workload in self.workloads.values()]
 
+    @property
+    def required_runs(self) -> list[PlannedRun]:
+        """The runs that the command needs at least: with repeats, each has a seed of its own."""
+        from loadgen.repeated.repeat_loop import with_repeat_seed
+        from loadgen.runs.planned_runs import PlannedRun
+
+        if self.repetition is None:
+            return self.runs
+        numbers = range(1, self.repetition.min_runs + 1)
+        return [
+            PlannedRun(with_repeat_seed(self.only_workload, number), self.settings)
+            for number in numbers
+        ]
+
 
 class Outcome(NamedTuple):
     """The summaries of the runs of a command, by name, and whether all runs were finished."""
@@ -169,8 +183,7 @@ def _execute_plan(invocation: Invocation, plan: RunPlan, options: ReportOptions)
 
     plan.ci_report.begin(COMMAND)
     display = create_display(invocation)
-    min_repeats = 1 if plan.repetition is None else plan.repetition.min_runs
-    display.announce_runs(plan.runs * min_repeats)
+    display.announce_runs(plan.required_runs)
     invocation.move_existing_results(plan.settings.out)
 
     with display.explain_interruption():

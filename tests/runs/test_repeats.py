@@ -20,17 +20,22 @@ from loadgen.cli import repetition as flags
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.run import ValidationOptions, run_validation
 from loadgen.contracts.stored_validation import judge_again
+from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution import run as execution
+from loadgen.core.execution.load_description import describe_load
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import students_t
+from loadgen.core.workload import load, read_flags
 from loadgen.render import text as as_text
 from loadgen.repeated.repeat_loop import run_repeats
 from loadgen.repeated.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.runs import repeats_report
+from loadgen.runs.ci_report import create_ci_report
+from loadgen.runs.command import RunPlan
 from loadgen.runs.sweep_curve import build_curve
 
 pytestmark = pytest.mark.commands
@@ -337,3 +342,25 @@ def test_repeats_of_a_contract_level_are_stored_judged_and_bundled(tmp_path: Pat
     validation, _ = run_validation(four, Settings(url="sim:gb300-vm"), tmp_path / "four", options)
 
     assert len(validation.levels[0].runs) == 4
+
+
+def test_the_estimate_of_all_repeats_uses_the_seed_of_each_repeat(tmp_path: Path) -> None:
+    """A Poisson load of fixed duration has another number of requests with each seed."""
+    file = tmp_path / "w.yaml"
+    file.write_text("name: w\nrequests: {input_tokens: 8, output_tokens: 4}\n")
+    workload = load(str(file), read_flags(request_rate="20", duration="30s", seed="7", warmup="0"))
+    settings = Settings(url="sim:gb300-vm")
+    ci_report = create_ci_report(None, github=False, strict=False)
+    repetition = Repetition(count=3)
+    plan = RunPlan({"w": workload}, settings, repetition, ci_report)
+    estimated = [
+        describe_load(run.workload, run.settings).load.requests for run in plan.required_runs
+    ]
+
+    out = tmp_path / "repeats"
+    exits("run", file, *SIM, "--seed", "7", "--warmup", "0", "--repeat", "3", "-o", out)
+    sent = [run_folder.read_summary(out / f"r{n}").requests.scheduled for n in (1, 2, 3)]
+    assert estimated == sent and len(set(sent)) > 1
+
+    once = RunPlan({"w": workload}, settings, None, ci_report)
+    assert [run.workload for run in once.required_runs] == [workload]
