@@ -90,14 +90,18 @@ def bound_max_gap(columns: Columns) -> Bounds:
 
 
 def bound_tpot(columns: Columns) -> Bounds:
-    """Return the bounds of TPOT, by both timestamps and by the tokens of the first event."""
+    """Return the bounds of TPOT, from the errors of timestamps and of token counts.
+
+    TPOT is divided by the tokens after the first event. How many tokens the first event has is not
+    always known.
+    """
     tokens = streamed_tokens(columns).astype(np.int64)
-    most_first = _most_tokens_of_first_event(columns, tokens)
-    return _bound_tpot_with(columns, fewest_tokens=tokens - most_first)
+    most_tokens_of_first_event = _most_tokens_of_first_event(columns, tokens)
+    return _bound_tpot_with(columns, fewest_tokens=tokens - most_tokens_of_first_event)
 
 
 def bound_tpot_times(columns: Columns) -> Bounds:
-    """Return the bounds of TPOT by its timestamps alone."""
+    """Return the bounds of TPOT from the errors of timestamps alone."""
     return _bound_tpot_with(columns, fewest_tokens=later_tokens(columns))
 
 

@@ -282,16 +282,19 @@ def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
         steady: The time of the steady state, which is without the start and the end of the load.
     """
     timed_blocks: list[_TimedBlock] = []
-    has_steady_state_begun = False
+    has_reported_steady_block = False
     for number, samples in enumerate(time_blocks.samples):
+        is_reported = samples.requests > 0 or has_reported_steady_block
+        if not is_reported:
+            continue
+
         start_ns = number * time_blocks.block_ns
         end_ns = start_ns + time_blocks.block_ns
         span = windows.make_span(start_ns, end_ns)
-
-        if samples.requests or has_steady_state_begun:
-            is_steady = _is_inside(span, steady)
-            timed_blocks.append(_TimedBlock(samples, span, is_steady))
-            has_steady_state_begun = has_steady_state_begun or is_steady
+        is_steady = _is_inside(span, steady)
+        timed_blocks.append(_TimedBlock(samples, span, is_steady))
+        if is_steady:
+            has_reported_steady_block = True
 
     return timed_blocks
 

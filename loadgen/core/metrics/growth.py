@@ -120,7 +120,7 @@ def measure_replicas(
     for key, rows in group_by_key(requests.replica_key):
         blocks = requests.block[rows]
 
-        # `missing` is the value of a request that has no TTFT, or an unknown number of tokens.
+        # A failed request has the TTFT UNDEFINED. A number of tokens may be UNKNOWN.
         replica_series = ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
@@ -172,7 +172,7 @@ def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArra
         due_ns: The time at which each request is due.
         tested_time: The part of the load that is tested for growth.
     """
-    block_of_request = np.full(len(due_ns), NO_BLOCK, np.int8)
+    block_of_request = np.empty(len(due_ns), np.int8)
     block_length_ns = (tested_time.end_ns - tested_time.start_ns) / BLOCKS
 
     # A run may have millions of requests, so they are processed slice by slice.
@@ -180,10 +180,7 @@ def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArra
         time_in_blocks = (due_ns[rows] - tested_time.start_ns) / block_length_ns
         block_numbers = np.floor(time_in_blocks)
         is_tested = (block_numbers >= 0) & (block_numbers < BLOCKS)
-
-        # A slice of a NumPy array is a view, so this changes `block_of_request`.
-        slice_of_result = block_of_request[rows]
-        slice_of_result[is_tested] = block_numbers[is_tested].astype(np.int8)
+        block_of_request[rows] = np.where(is_tested, block_numbers, NO_BLOCK)
 
     return block_of_request
 

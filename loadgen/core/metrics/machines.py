@@ -188,7 +188,7 @@ def _summarize_machine(
         all_requests: The requests of all machines.
         full_seconds: The samples of all workers over full seconds of the measurement window.
     """
-    worker_numbers = [worker.worker for worker in workers]
+    worker_numbers = [placed_worker.worker for placed_worker in workers]
     requests = all_requests.count_of_workers(worker_numbers)
     cpu_use = _measure_cpu_use(worker_numbers, full_seconds)
     has_lost_worker = any(worker.lost for worker in workers)

@@ -29,7 +29,6 @@ MAX_THRESHOLDS = 200
 """So many error thresholds are tried to bound the gaps between events. Each gives valid bounds, and
 the tightest are used, so fewer thresholds only make the bounds wider."""
 
-
 FIRST_EVENT_ERROR = "stamp_error_ns"
 """The column with how much earlier than its timestamp the first output event may have come."""
 
@@ -77,7 +76,11 @@ class ValueBounds:
         return self.bound_nth(index_in_order)
 
     def count_over(self, limit_ns: int) -> Range:
-        """Return the fewest and the most values that may be over a limit."""
+        """Return the fewest and the most values that may be over a limit.
+
+        A value is over the limit for certain if its lower bound is, and may be if its upper bound
+        is.
+        """
         lower_within_limit = int(np.searchsorted(self._lower, limit_ns, side="right"))
         upper_within_limit = int(np.searchsorted(self._upper, limit_ns, side="right"))
         fewest_over = len(self) - lower_within_limit
@@ -106,9 +109,8 @@ class GapBounds:
     stored, only how many events have an error above a threshold. If 3 events have an error above
     2 ms, at most 3 gaps are too long by more than 2 ms, and at most 3 are too short by more.
 
-    So the true gap at index 100 of the sorted gaps is at least the measured gap at index 97, less
-    2 ms, and at most the measured gap at index 103, plus 2 ms. Each threshold gives such bounds,
-    and the tightest are used (Makarov 1982, for sums with an unknown dependence).
+    Bounds of the quantiles follow from each threshold (Makarov 1982, for sums with an unknown
+    dependence), and the tightest are used.
     """
 
     def __init__(
@@ -129,7 +131,12 @@ class GapBounds:
         self._largest_gap_bounds = largest
 
     def bound_quantile(self, probability: float) -> Range:
-        """Return the bounds of a quantile of the gaps, such as the p99 for the probability 0.99."""
+        """Return the bounds of a quantile of the gaps, such as the p99 for the probability 0.99.
+
+        If 3 events have an error above the threshold of 2 ms, the true gap at index 100 of the
+        sorted gaps is at least the measured gap at index 97, less 2 ms, and at most the measured
+        gap at index 103, plus 2 ms. The tightest bounds of all thresholds are returned.
+        """
         total_gaps = self._gaps.count
         index_in_order = quantile_index(total_gaps, probability)
 
@@ -162,7 +169,9 @@ class GapBounds:
 
 
 def _choose_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
-    """Return sizes of timestamp errors, from 0 to the largest error, as thresholds for `GapBounds`.
+    """Return sizes of timestamp errors, each with how many output events have a larger error.
+
+    The sizes are 0, about MAX_THRESHOLDS sizes of errors that occur, and the largest error.
 
     Args:
         event_errors: The timestamp errors of all output events. Bucket 0 of the histogram counts

@@ -8,6 +8,7 @@ out because a server fills in it and its queue grows for that reason.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -339,33 +340,36 @@ def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
     )
 
 
+@dataclass(frozen=True)
 class _GrowthReport:
-    """Turns the growth test of all replicas into a judgement with its sentence."""
+    """Turns the growth test of all replicas into a judgement with its sentence.
 
-    def __init__(
-        self, replicas: Sequence[ReplicaSeries], tested_time: TestedTime, test: GrowthTest
-    ) -> None:
-        """Prepare the phrases that several sentences share.
+    Attributes:
+        replicas: The series of each replica, or of each target, at least one.
+        tested_time: The second half of the load, in which growth was looked for.
+        test: The result of the test of all series.
+    """
 
-        Args:
-            replicas: The series of each replica, or of each target, at least one.
-            tested_time: The second half of the load, in which growth was looked for.
-            test: The result of the test of all series.
+    replicas: Sequence[ReplicaSeries]
+    tested_time: TestedTime
+    test: GrowthTest
+
+    @property
+    def _per_replica_phrase(self) -> str:
+        """The phrase " per replica" or " per target", "" for a single one."""
+        has_several_replicas = len(self.replicas) > 1
+        return f" per {_noun_for(self.replicas[0])}" if has_several_replicas else ""
+
+    @property
+    def _time_phrase(self) -> str:
+        """A phrase such as "the second half (300 s), corrected for requests that grew 5%".
+
+        Requests that become longer let latencies and queues grow, for which the test corrects.
         """
-        self._test = test
-        self._replicas = replicas
-        self._time = tested_time
-
-        # A phrase such as " per replica", which is empty for a single one.
-        self._replica_noun = _noun_for(replicas[0])
-        has_several_replicas = len(replicas) > 1
-        self._per_replica_phrase = f" per {self._replica_noun}" if has_several_replicas else ""
-
-        # A phrase such as "the second half (300 s), corrected for requests that grew 5%".
-        self._time_phrase = f"the second half ({tested_time.duration_s:,.0f} s)"
-        if test.work_growth_share is not None:
-            growth = f"{test.work_growth_share:.0%}"
-            self._time_phrase += f", corrected for requests that grew {growth}"
+        phrase = f"the second half ({self.tested_time.duration_s:,.0f} s)"
+        if self.test.work_growth_share is None:
+            return phrase
+        return f"{phrase}, corrected for requests that grew {self.test.work_growth_share:.0%}"
 
     def judge(self) -> Sustainable:
         """Return whether the load was sustained according to the growth test.
@@ -373,13 +377,13 @@ class _GrowthReport:
         A load that shows no growth is sustained only if a growth would have been detected, or if
         queues were short anyway.
         """
-        if self._test.certain_growths:
+        if self.test.certain_growths:
             return self._report_growth()
-        if self._test.possible_growths:
+        if self.test.possible_growths:
             return self._report_possible_growth()
-        if self._test.detectable_share <= MAX_DETECTABLE_SHARE:
+        if self.test.detectable_share <= MAX_DETECTABLE_SHARE:
             return self._report_no_growth()
-        if _has_short_queues(self._replicas):
+        if _has_short_queues(self.replicas):
             return self._report_short_queues()
 
         return self._report_noise()
@@ -404,24 +408,24 @@ class _GrowthReport:
             growth_share: The largest growth, as a share of the mean.
             needed_s: The length of a load that would decide.
         """
-        detectable_share = self._test.detectable_share
+        detectable_share = self.test.detectable_share
         return Sustainable(
             sustained=sustained,
             code=code,
             reason=reason,
-            start_s=float(self._time.start_ns / 1e9),
-            end_s=float(self._time.end_ns / 1e9),
-            parts=len(self._replicas),
+            start_s=float(self.tested_time.start_ns / 1e9),
+            end_s=float(self.tested_time.end_ns / 1e9),
+            parts=len(self.replicas),
             growing=growing,
             growth_share=growth_share,
             visible_share=detectable_share if math.isfinite(detectable_share) else None,
             needed_s=needed_s,
-            work_growth_share=self._test.work_growth_share,
+            work_growth_share=self.test.work_growth_share,
         )
 
     def _report_growth(self) -> Sustainable:
         """Return the judgement of a load under which latencies or queues certainly grew."""
-        growths = sorted(self._test.certain_growths, reverse=True)
+        growths = sorted(self.test.certain_growths, reverse=True)
         largest = growths[0]
 
         # The names of the affected replicas. A dictionary removes repeated names, and preserves
@@ -432,9 +436,9 @@ class _GrowthReport:
         series = _series_of(largest)
         change = _format_change(largest)
         reason = f"upward trend in {series}, {change} in {self._time_phrase}"
-        replica_count = len(self._replicas)
+        replica_count = len(self.replicas)
         if replica_count > 1:
-            plural_noun = f"{self._replica_noun}s"
+            plural_noun = f"{_noun_for(self.replicas[0])}s"
             reason += f"; {len(affected)} of {replica_count} {plural_noun} are affected"
 
         return self._make_judgement(
@@ -443,7 +447,7 @@ class _GrowthReport:
 
     def _report_possible_growth(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""
-        largest = max(self._test.possible_growths)
+        largest = max(self.test.possible_growths)
         reason = (
             f"possible upward trend in {_series_of(largest)}, {_format_change(largest)} in "
             f"{self._time_phrase}, which may be chance. Use a longer --duration"
@@ -455,7 +459,7 @@ class _GrowthReport:
 
         The sentence has the detection threshold, the smallest growth that would be reported.
         """
-        threshold = max(self._test.detectable_share, MIN_GROWTH_SHARE)
+        threshold = max(self.test.detectable_share, MIN_GROWTH_SHARE)
         reason = (
             f"no upward trend in TTFT or concurrency in {self._time_phrase}; detection threshold "
             f"{threshold:.0%}{self._per_replica_phrase}"
@@ -464,7 +468,7 @@ class _GrowthReport:
 
     def _report_short_queues(self) -> Sustainable:
         """Return the judgement of a load that had few requests in flight, so the server kept up."""
-        most_in_flight = max(float(replica.in_flight.max()) for replica in self._replicas)
+        most_in_flight = max(float(replica.in_flight.max()) for replica in self.replicas)
         reason = (
             f"the server kept up: at most {most_in_flight:,.0f} requests were in flight"
             f"{self._per_replica_phrase} in {self._time_phrase}, less than "
@@ -478,7 +482,7 @@ class _GrowthReport:
         The detection threshold is the smallest growth that the test would have detected. It is
         infinite if nothing could be tested.
         """
-        threshold = self._test.detectable_share
+        threshold = self.test.detectable_share
         threshold_text = f"{threshold:.0%}" if math.isfinite(threshold) else "unlimited"
         reason = (
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
@@ -486,7 +490,7 @@ class _GrowthReport:
         )
 
         # The threshold of a longer load is smaller. The tested time is half of the load.
-        load_s = 2 * self._time.duration_s
+        load_s = 2 * self.tested_time.duration_s
         needed_s = load_s * _needed_length_factor(threshold)
         return self._make_judgement("too_noisy", reason, sustained=None, needed_s=needed_s)
 

@@ -31,7 +31,6 @@ MIN_WAITED_SHARE = 0.1
 """A second in which a worker spent this share waiting for a core, or writing records, explains
 that it was late."""
 
-
 EVENTS_HELD_BACK = "held_back"
 """The code of the remedy for a server or a proxy that holds events back and sends them at once."""
 

@@ -109,7 +109,7 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_client_error(
     evidence: RunEvidence, code: str, errors_ms: Distribution, limit_share: float
 ) -> Iterator[ReasonCode]:
-    """Yield a reason if times that the client got wrong are too large a share of the latency.
+    """Yield a reason if an error of the client, such as late sending, is large for the latency.
 
     The latency is the median TTFT, or the median E2E of responses that are not streamed. An error
     of 10 ms is large for a TTFT of 20 ms, and small for one of 2 s.

@@ -232,13 +232,13 @@ def _check_count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
     An estimate is a count by the tokenizer of another model.
     """
     ok = evidence.summary.requests.ok
-    sources = evidence.summary.tokens.sources
+    sources = evidence.summary.tokens.sources  # numbers of ok requests by who counted their tokens
 
-    was_server_asked = evidence.manifest.requests_usage
     without_output = sources.output.get(WITHOUT_OUTPUT, 0)
     counted_by_server = sources.output.get("server", 0)
     missing = ok - without_output - counted_by_server
-    if was_server_asked and missing:
+    were_counts_requested = evidence.manifest.requests_usage
+    if were_counts_requested and missing:
         yield make_code("usage_missing", missing=missing, ok=ok)
 
     # A request may have both estimates, so a sum could count it twice.
