@@ -34,7 +34,7 @@ GOOD = {
 }
 
 
-def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
+def test_a_capacity_is_read_unchanged_and_one_without_bounds_has_no_interval():
     capacity = load_capacity(json.dumps(GOOD).encode())
 
     assert (
@@ -71,7 +71,7 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
         ({"output_tokens_per_s": -1}, "out_of_range"),
     ],
 )
-def test_an_impossible_capacity_is_refused(change: dict[str, Any], code: str):
+def test_an_invalid_capacity_is_refused_with_its_location(change: dict[str, Any], code: str):
     with refused(UserError, code) as exc_info:
         load_capacity(json.dumps(GOOD | change).encode(), "x/capacity.json")
     assert exc_info.value.where.startswith("x/capacity.json")
@@ -83,7 +83,7 @@ def test_any_bytes_load_as_a_capacity_or_raise_a_reported_error(data: bytes):
         load_capacity(data)
 
 
-def test_repeats_have_an_interval_of_students_t():
+def test_the_rate_of_repeats_has_an_interval_of_students_t():
     estimate = estimate_rate([9.0, 10.0, 11.0, 10.0])
     assert estimate.mid == 10
     assert estimate.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
@@ -91,7 +91,7 @@ def test_repeats_have_an_interval_of_students_t():
     assert (estimate_rate([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 
 
-def test_rates_are_scaled_by_gpus():
+def test_rates_are_scaled_by_the_number_of_gpus():
     assert scale_rate(Estimate(mid=10, low=8, high=12.5), 4 / 8) == Estimate(
         mid=5, low=4, high=6.25
     )
@@ -102,7 +102,7 @@ def evidence(**capacity: Any) -> Evidence:
     return Evidence(name="x", folder="x", summaries=(RAG,), capacity=stored_capacity)
 
 
-def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_rate():
+def test_a_single_run_is_counted_by_its_good_requests_and_a_capacity_by_its_rate():
     measured_rate, best = (
         derive_measured_rate(evidence(), 4),
         derive_measured_rate(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
@@ -136,13 +136,13 @@ def test_a_capacity_that_contradicts_its_run_is_refused(profile: str, gpus: int 
         derive_rate_for_workload(evidence(), profile, gpus)
 
 
-def test_an_offline_run_says_nothing_about_users():
+def test_an_offline_run_is_refused_as_a_rate_of_users():
     offline_evidence = Evidence(name="x", folder="x", summaries=(RAG,), is_offline=True)
     with refused(UserError, "no_figure"):
         derive_measured_rate(offline_evidence, 4)
 
 
-def test_a_capacity_names_its_evidence(tmp_path: Path):
+def test_a_capacity_is_read_with_the_run_that_it_names_as_evidence(tmp_path: Path):
     (tmp_path / "summary.json").write_bytes(dump_summary(RAG))
     (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD | {"evidence": "confirm"}).encode())
     with refused(CombinedError, "no_result") as exc_info:

@@ -241,7 +241,7 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
         assert kwh and round(kwh * 72_000, 6) == 6
 
 
-def test_measured_energy_is_shown_and_changes_no_cost():
+def test_measured_energy_is_reported_and_changes_no_cost():
     """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
     energy_use = EnergyUse(
         watts=1200.0,
@@ -296,7 +296,7 @@ def noted(priced_result: PricedResult) -> dict[str, dict[str, Any]]:
     return coded(priced_result.note_codes)
 
 
-def test_every_code_has_a_message_and_is_used_and_listed():
+def test_every_note_code_of_a_cost_has_a_message_and_is_used_and_listed():
     package = Path(comparison.__file__).parent.parent
     files = [*(package / "cost").glob("*.py"), *(package / "pricing").glob("*.py")]
     raised = set(re.findall(r'note\(\s*"(\w+)"', "".join(file.read_text() for file in files)))
@@ -314,7 +314,7 @@ def test_every_code_has_a_message_and_is_used_and_listed():
     assert sorted(listed) == sorted(reasons.SENTENCES)
 
 
-def test_missing_values_have_a_message():
+def test_notes_with_missing_values_have_a_message():
     cold, warm = (
         reasons.make_note("cache_differs", a=0.012, b=None),
         reasons.make_note("cache_differs", a=0.3, b=0.05),
@@ -395,7 +395,7 @@ def test_tokens_of_a_capacity_equal_those_of_its_run():
     assert total.total == (Decimal("0.01") / Decimal("0.024")).quantize(Decimal("1e-12"))
 
 
-def test_a_capacity_without_a_steady_run_uses_the_found_rate(tmp_path: Path) -> None:
+def test_a_capacity_without_a_steady_run_uses_its_stored_rate(tmp_path: Path) -> None:
     """Its run has no steady tokens: the requests of a mix came over longer than its starts did."""
     never = changed(GPUS, tokens={"steady_output_per_s": None, "steady_total_per_s": None})
     (tmp_path / "r40").mkdir()
@@ -490,7 +490,7 @@ def test_the_price_of_another_machine_has_a_prominent_warning():
     assert not noted(priced(GPUS, rent("60"))).keys() & {"other_gpu", "other_shape"}
 
 
-def test_a_run_that_was_offered_less_than_its_capacity_says_so():
+def test_a_run_that_was_offered_less_than_its_capacity_has_a_note():
     """The schedule offered 19.9 requests/s, so the cost is not that of the nominal 20.5/s."""
     notes = noted(priced(GPUS, rent("60"), capacity=knee(20.5)))
     assert notes["offered_less"] == {"asked_per_s": 20.5, "offered_per_s": GPUS.load.offered_rps}
@@ -555,7 +555,7 @@ def test_cached_tokens_without_a_price_are_refused():
     assert "per_million_cached" in exc_info.value.hint
 
 
-def test_a_single_run_says_that_it_is_priced_at_its_load():
+def test_a_single_run_has_a_note_that_it_is_priced_at_its_load():
     priced_result = priced(GPUS, rent("60"))
     assert priced_result.basis.label == "at this load"
     cost = priced_result.costs[REQUEST]
@@ -629,7 +629,7 @@ def two(a: PricedResult, b: PricedResult) -> CostComparison:
     return compare_costs([a, b], book(rent("60")))
 
 
-def test_output_of_cost_equals_the_stored_text():
+def test_the_output_of_cost_equals_the_stored_text():
     a = priced(GPUS, rent("60"), capacity=confirmed_capacity(20, 19, 21), name="a")
     b = priced(GPUS, rent("70"), capacity=confirmed_capacity(20, 19, 21), name="b")
     report_of_both = sections_of(two(a, b))
@@ -658,7 +658,7 @@ def test_output_of_cost_equals_the_stored_text():
         ("one_simulated", {}, {"target": {"simulated": True}}),
     ],
 )
-def test_offers_of_different_work_get_no_ratio(
+def test_offers_of_different_work_are_not_compared(
     code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]
 ):
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
@@ -673,7 +673,7 @@ def test_offers_of_different_work_get_no_ratio(
     assert "b *" in text and "NOT COMPARABLE" in text
 
 
-def test_different_seeds_are_a_note_only():
+def test_different_seeds_of_two_offers_cause_only_a_note():
     first_priced_result = priced(GPUS, rent("60"), name="a")
     second_priced_result = priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
     assert find_differences(first_priced_result, second_priced_result) == ()
@@ -715,7 +715,7 @@ def test_two_offers_differ_if_the_interval_of_their_ratio_excludes_one(
     )
 
 
-def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
+def test_the_interval_of_a_cost_ratio_adds_squared_errors_on_the_log_scale():
     """Two rates with a factor of 1.1 each give a ratio with a factor of 1.1 ** sqrt(2)."""
     a = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="a")
     b = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="b")
@@ -760,7 +760,7 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
     assert dear.judgment.startswith("not with these machines")
 
 
-def test_the_most_sensitive_assumption_comes_first():
+def test_the_most_sensitive_assumption_is_listed_first():
     priced_result = priced(
         GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
     )
@@ -792,7 +792,7 @@ def test_the_result_states_the_utilization_of_the_machines():
     assert "60.00 per hour." in full
 
 
-def test_repeats_give_the_rate_its_interval(tmp_path: Path):
+def test_the_rate_of_repeats_has_the_interval_of_their_variation(tmp_path: Path):
     for i, per_s in enumerate((19.0, 20.0, 21.0)):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
@@ -810,7 +810,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     assert float(cost.high) == pytest.approx(0.02 / (20 - half), rel=1e-6)
 
 
-def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
+def test_an_invalid_repeat_is_excluded_from_the_rate_and_named(tmp_path: Path):
     """One INVALID repeat of three refused the price of the other two."""
     for i, per_s in enumerate((19.0, 21.0, 90.0)):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
@@ -860,7 +860,7 @@ def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
         ("98765432", "98,765,432"),
     ],
 )
-def test_money_is_printed_without_exponent(amount: str, expected_text: str):
+def test_amounts_of_money_are_printed_without_an_exponent(amount: str, expected_text: str):
     assert report.format_money(Decimal(amount)) == expected_text
 
 
@@ -902,7 +902,7 @@ per_token:
     return tmp_path
 
 
-def test_the_command_prints_the_same_numbers_in_every_form(
+def test_the_cost_command_prints_the_same_numbers_in_every_format(
     results: Path, capsys: pytest.CaptureFixture[str]
 ):
     folders, book_at = (
@@ -1053,7 +1053,7 @@ def test_an_embeddings_endpoint_has_a_price_without_output_tokens(results: Path)
         ({"as_json": True, "as_csv": True}, "conflict"),
     ],
 )
-def test_wrong_options_are_refused(results: Path, how: dict[str, Any], code: str):
+def test_invalid_options_of_cost_are_refused(results: Path, how: dict[str, Any], code: str):
     flags: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1", **how}
     with refused((UserError, CombinedError), code):
         command([results / "azure"], **flags)
@@ -1068,12 +1068,12 @@ def test_wrong_options_are_refused(results: Path, how: dict[str, Any], code: str
         (["azure", "azure"], "duplicate"),
     ],
 )
-def test_folders_without_a_result_are_refused(results: Path, folders: list[str], code: str):
+def test_cost_refuses_folders_without_a_result(results: Path, folders: list[str], code: str):
     with refused(CombinedError, code):
         evidence_reader.read_evidence([results / folder for folder in folders], allow_invalid=True)
 
 
-def test_all_errors_are_reported_together(results: Path):
+def test_errors_of_all_results_are_reported_together(results: Path):
     with pytest.raises(CombinedError) as exc_info:
         evidence_reader.read_evidence([results / "nowhere", results / "broken", results / "azure"])
     assert len(exc_info.value.errors) == 2
@@ -1118,7 +1118,7 @@ def test_a_simulated_result_is_marked_first_and_at_its_numbers():
     assert "at this load, simulated" in text
 
 
-def test_many_offers_fit_the_terminal():
+def test_tables_of_many_offers_fit_the_terminal():
     many_priced_results = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
     text = printed(compare_costs(many_priced_results, book(rent("60"))))
     tables = [
@@ -1131,7 +1131,7 @@ def test_many_offers_fit_the_terminal():
     assert all(sum(f"number-{i}" in line for line in tables) == 2 for i in range(9))
 
 
-def test_cache_writes_are_billed():
+def test_cache_writes_are_included_in_the_cost():
     plain = (
         "per_token: provider: P, model: m, per_million_input: 1, "
         "per_million_output: 5, per_million_cached: 0.1"
@@ -1280,7 +1280,7 @@ def test_an_invalid_utilization_is_refused(text: str):
         ("", False),
     ],
 )
-def test_a_hint_repeats_no_command_stored_in_a_result(stored: str, is_said: bool) -> None:
+def test_a_hint_repeats_a_stored_command_only_if_it_is_harmless(stored: str, is_said: bool) -> None:
     unfinished = Capacity(
         rate_per_s=2.0,
         method="search",

@@ -11,7 +11,7 @@ from loadgen.cost import published as reference
 from loadgen.cost.size_sources import describe_published_capacity
 
 
-def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
+def test_published_rates_of_nodes_give_the_total_the_median_and_the_single_clock_rate():
     published_rack = reference.compute_rack_rates(reference.load_nodes().rows)
 
     assert len(reference.load_nodes().rows) == 18
@@ -35,7 +35,9 @@ def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock(
     ("profile", "published", "by_output"),
     [("qa", 1690, 2200), ("rag", 440, 917), ("summarization", 440, 2200), ("agentic", 110, 1100)],
 )
-def test_the_capacity_table_is_consistent(profile: str, published: float, by_output: float):
+def test_published_capacities_follow_from_their_token_rates(
+    profile: str, published: float, by_output: float
+):
     (row,) = [row for row in reference.load_profiles().rows if row.profile == profile]
     recomputed_profile = reference.recompute_profile(
         row, reference.compute_rack_rates(reference.load_nodes().rows)
@@ -45,7 +47,7 @@ def test_the_capacity_table_is_consistent(profile: str, published: float, by_out
     assert recomputed_profile.per_output_token == pytest.approx(by_output, rel=0.002)
 
 
-def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
+def test_every_published_table_names_its_source_and_every_note_is_used():
     tables: list[reference.Table[Any]] = [
         reference.load_nodes(),
         reference.load_systems(),
@@ -66,7 +68,7 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
     assert used == set(reference.load_notes())
 
 
-def test_the_page_equals_the_tables_and_each_number_has_its_notes():
+def test_the_page_of_published_numbers_equals_its_tables_and_notes():
     page = make_published.page()
 
     assert make_published.PAGE.read_text("utf-8") == page, "python tests/make_published.py"
@@ -85,7 +87,7 @@ def test_the_page_equals_the_tables_and_each_number_has_its_notes():
     assert "| llama2-70b Server | 2000 | 200 |" in page
 
 
-def test_a_size_names_the_published_numbers_and_that_they_are_no_measurement():
+def test_a_size_states_the_published_capacity_and_that_it_is_no_measurement():
     (note,) = describe_published_capacity("rag")
     assert (
         "~440 per second" in note

@@ -287,14 +287,16 @@ def _called(*arguments: str) -> Any:
 
 
 @pytest.mark.usefixtures("folder")
-def test_output_of_size_equals_the_stored_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_size_equals_the_stored_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
     check_golden("size", capsys.readouterr().out)
     assert _called(RAG.run.workload, "vm", "--users", "5000", "--full") == 0
     check_golden("size_full", capsys.readouterr().out)
 
 
-def test_a_changed_result_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_warns_of_a_result_whose_file_was_changed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checksums.write(folder / "vm")
     (folder / "vm" / "capacity.json").write_text(
         (folder / "vm" / "capacity.json").read_text() + "\n"
@@ -430,7 +432,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_racks_and_published_numbers_are_shown_with_the_machines(
+def test_racks_and_published_numbers_are_reported_with_the_machines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     load = ("--rate", "100", "--spare", "0", "--machines-per-rack", "2")
@@ -440,7 +442,7 @@ def test_racks_and_published_numbers_are_shown_with_the_machines(
     assert "~440 per second" in text
 
 
-def test_a_workload_of_the_user_is_found_by_the_name_in_its_file(
+def test_a_workload_of_the_user_is_selected_by_the_name_in_its_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "mine.yaml").write_text("name: rag\nrequests: {input_tokens: 5, output_tokens: 5}\n")
@@ -466,7 +468,7 @@ def test_an_edited_workload_is_searched_again(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
+def test_a_stored_search_with_other_trials_is_not_reused() -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
     search_inputs, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
 
@@ -592,7 +594,9 @@ def test_a_search_without_a_capacity_is_reported_with_its_reason(reason: str) ->
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_numbers_have_units_and_the_slo_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_size_has_units_and_states_the_slo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert _called("rag", "vm", "--users", "5000", "--full") == 0
     out = capsys.readouterr().out
     assert "Demand, requests/s" in out and "19.9 requests/s on" in out
@@ -618,7 +622,7 @@ def test_a_run_at_one_load_states_only_that_it_was_sustained(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_folder_takes_its_own_slo_and_no_other() -> None:
+def test_size_accepts_for_a_folder_only_the_slo_of_its_result() -> None:
     slo_arguments = [
         word
         for term in RAG.goodput.slo
@@ -636,7 +640,7 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "end"), [(20.0, 21.5, "lower"), (19.0, 20.0, "upper"), (19.0, 21.5, "")]
 )
-def test_a_rate_at_the_end_of_its_interval_is_explained(low: float, high: float, end: str) -> None:
+def test_a_rate_at_the_end_of_its_interval_has_a_note(low: float, high: float, end: str) -> None:
     capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
     notes_text = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=capacity))))
     assert (f"the rate is the {end} end of its interval" in notes_text) is bool(end)
@@ -680,7 +684,7 @@ def test_simulated_results_state_the_model_error_in_every_command() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_errors_are_reported_before_a_search() -> None:
+def test_errors_of_size_are_reported_before_a_search() -> None:
     """Missing rates and prices are found before a search, which takes minutes."""
     arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5")
     with refused(CombinedError, "unknown_name"):
@@ -731,7 +735,7 @@ def test_the_name_of_a_search_folder_depends_on_all_inputs(folder: Path) -> None
 
 
 @pytest.mark.usefixtures("folder")
-def test_json_has_two_sources_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_of_size_has_two_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     )
@@ -822,7 +826,7 @@ def test_inputs_that_cannot_be_sized_are_refused(arguments: tuple[str, ...]) -> 
         ({"sustainable": {"sustained": None, "reason": "because"}}, "STABILITY UNKNOWN"),
     ],
 )
-def test_doubts_about_the_number_of_machines_precede_it(
+def test_warnings_about_the_number_of_machines_precede_it(
     changes: dict[str, dict[str, Any]], word: str
 ) -> None:
     parts = {

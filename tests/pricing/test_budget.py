@@ -143,7 +143,7 @@ def test_machines_by_the_hour_cost_as_much_with_any_number_of_requests(prices: P
 
 
 @pytest.mark.processes
-def test_a_run_over_the_limit_does_not_start(
+def test_a_run_over_the_cost_limit_does_not_start(
     prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = prices.parent / "out"
@@ -182,7 +182,7 @@ def test_a_run_over_the_limit_does_not_start(
         ),
     ],
 )
-def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
+def test_the_cost_limit_applies_to_all_runs_of_a_command_before_the_first(
     command: tuple[str, ...], expected_text: str, prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = prices.parent / "out"
@@ -205,7 +205,9 @@ def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
     assert expected_text in capsys.readouterr().err and not out.exists()
 
 
-def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_over_the_cost_limit_is_refused(
+    prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     load = (
         "sweep",
         "--url",
@@ -267,14 +269,14 @@ def test_a_simulated_run_costs_nothing(prices: Path, capsys: pytest.CaptureFixtu
         assert "0.36 USD on a real server" in "".join(capsys.readouterr())
 
 
-def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path) -> None:
+def test_the_hint_for_a_run_without_a_price_names_the_option_shape(prices: Path) -> None:
     budget = Budget(load_prices(prices))
     with pytest.raises(UserError) as exc_info:
         budget.forecast_cost(Forecast(1000, 1800, 500, 100), target(model=""))
     assert "--shape (four" in exc_info.value.hint and "--price " not in exc_info.value.hint
 
 
-def test_a_load_is_stopped_when_it_reaches_the_limit(
+def test_a_load_is_stopped_when_it_reaches_the_cost_limit(
     prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counters, stopped = Counters(), []

@@ -53,7 +53,7 @@ def priced(run: Path, prices: Path, capsys: pytest.CaptureFixture[str]) -> dict[
     return decoded
 
 
-def test_a_request_above_the_tier_length_is_charged_completely_at_the_higher_price(
+def test_a_request_above_the_tier_length_is_charged_entirely_at_the_higher_price(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = store.read_run(run).rows
@@ -86,9 +86,7 @@ def test_a_tier_above_every_prompt_changes_no_cost(
 @pytest.mark.parametrize(
     "keys", ["above_prompt_tokens: 1000", "per_million_input_above: 4", "above_prompt_tokens: 0"]
 )
-def test_a_length_without_prices_and_prices_without_a_length_are_refused(
-    tmp_path: Path, keys: str
-) -> None:
+def test_a_tier_without_a_length_or_without_prices_is_refused(tmp_path: Path, keys: str) -> None:
     file = write_prices(tmp_path, FLAT, keys)
     with pytest.raises(CombinedError):
         load_prices(file)
@@ -114,7 +112,7 @@ def test_a_forecast_is_priced_by_the_mean_length_of_its_prompts(
     assert budget.forecast_cost(load, [target]) == cost
 
 
-def test_a_cached_price_above_the_uncached_price_has_a_warning(
+def test_a_cached_price_above_the_uncached_price_causes_a_warning(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     offer = priced(run, write_prices(tmp_path, FLAT, "per_million_cached: 3"), capsys)["offers"][0]

@@ -90,14 +90,14 @@ def test_amounts_are_exact_to_the_last_digit():
 
 
 @pytest.mark.parametrize("name", ["per_million_cached", "per_million_cache_write", "egress_per_gb"])
-def test_a_token_price_of_zero_is_a_price(name: str) -> None:
+def test_a_token_price_of_zero_is_accepted(name: str) -> None:
     (price,) = parse(PER_TOKEN.replace("model: m\n", f"model: m\n    {name}: 0\n")).entries
     assert isinstance(price, PerToken) and getattr(price, name) == Decimal(0)
     if name == "per_million_cache_write":
         assert price.per_million[1] == 0
 
 
-def test_free_input_and_output_are_prices() -> None:
+def test_an_output_price_of_zero_is_accepted() -> None:
     free = PER_TOKEN.replace("per_million_output: 0.71", "per_million_output: 0")
     (price,) = parse(free).entries
     assert isinstance(price, PerToken) and price.per_million_output == 0
@@ -155,7 +155,9 @@ def test_free_input_and_output_are_prices() -> None:
         (PER_TOKEN, "model: m\n", "model: m\n    per_million_cached: -1\n", 6, "out_of_range"),
     ],
 )
-def test_an_error_is_reported_with_its_line(text: str, old: str, new: str, line: int, code: str):
+def test_an_error_in_a_price_file_is_reported_with_its_line(
+    text: str, old: str, new: str, line: int, code: str
+):
     assert old in text
     errors = faults_of(text.replace(old, new))
     assert [
@@ -176,7 +178,7 @@ def test_a_second_price_for_one_shape_is_refused_and_names_the_first():
     assert len(apart.entries) == 2
 
 
-def test_all_errors_are_reported_together_in_the_order_of_lines():
+def test_all_errors_of_a_price_file_are_reported_in_the_order_of_lines():
     text = (
         RENTED.replace("72.00", "-1")
         .replace("2026-11-01", "soon")
@@ -188,7 +190,7 @@ def test_all_errors_are_reported_together_in_the_order_of_lines():
 @pytest.mark.parametrize(
     "text", ["", "[1, 2]", "currency: USD", "a: [", "\x00", "currency: USD\nrented: []"]
 )
-def test_an_invalid_price_file_is_called_a_price_file(text: str):
+def test_an_error_in_a_price_file_does_not_mention_a_workload(text: str):
     for fault in faults_of(text):
         assert "workload" not in str(fault)
 
@@ -199,7 +201,7 @@ def test_any_text_loads_as_prices_or_raises_a_reported_error(text: str):
         parse(text)
 
 
-def test_no_rate_is_inverted_or_invented():
+def test_a_missing_exchange_rate_is_refused_and_never_inverted():
     rate = "exchange: [{from: USD, to: EUR, rate: 0.9, as_of: 2026, source: bank}]\n"
     with refused(CombinedError, "no_exchange_rate", "rented[0].currency") as exc_info:
         parse(RENTED.replace("source: quote", "source: quote\n    currency: EUR") + rate)
@@ -208,7 +210,7 @@ def test_no_rate_is_inverted_or_invented():
     assert isinstance(price, Rented) and price.per_hour == Decimal("64.800")
 
 
-def test_sample_prices_must_be_accepted_and_nothing_is_guessed():
+def test_sample_prices_are_used_only_if_they_are_accepted():
     with refused(UserError, "missing_option", "--prices"):
         price_file.load_prices(None)
     with pytest.raises(CombinedError) as exc_info:
@@ -240,7 +242,7 @@ EIGHT = [
 ]
 
 
-def test_sample_prices_charge_whole_machines():
+def test_sample_prices_charge_complete_machines():
     """Four GPUs of a shape of eight pay for eight, and each row has its date and source."""
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     rented = [price for price in book.entries if isinstance(price, prices.Rented)]
@@ -256,7 +258,7 @@ def test_sample_prices_charge_whole_machines():
             )
 
 
-def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
+def test_the_price_of_a_target_is_selected_by_shape_then_model_or_by_name():
     book = parse(RENTED + PER_TOKEN.removeprefix("\ncurrency: USD\n"))
     (by_shape,) = prices.find_prices(book, TargetFacts(shape="GB300", model="m"))
     (by_model,) = prices.find_prices(book, TargetFacts(model="M", url="https://x"))
@@ -273,7 +275,7 @@ def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
     assert '"Azure gb300"' in exc_info.value.hint
 
 
-def test_two_providers_of_one_shape_are_a_choice_of_the_user():
+def test_two_providers_of_one_shape_are_refused_as_ambiguous():
     entry = RENTED.split("rented:\n")[1]
     book = parse(RENTED + entry.replace("Azure", "Other"))
     with refused(UserError, "ambiguous") as exc_info:
