@@ -80,11 +80,11 @@ def test_find_choice_returns_the_letter_of_an_answer(answer: str, letter: str) -
         ("[" * 10**5, False),
     ],
 )
-def test_json_score_is_one_for_valid_json_only(answer: str, valid: bool) -> None:
+def test_the_json_score_is_one_for_valid_json_only(answer: str, valid: bool) -> None:
     assert scores.is_json(answer) is valid
 
 
-def test_similarity_of_two_answers_equals_values_by_hand() -> None:
+def test_the_similarity_of_two_answers_equals_values_computed_by_hand() -> None:
     pair_scores = scores.score_pair("one two three four", "one two THREE four five")
 
     assert (
@@ -105,7 +105,7 @@ def _question(reference: str | None, **changes: Any) -> Question:
     return Question(row=DatasetRow(prompt="x"), reference=reference, **changes)
 
 
-def test_a_quality_loss_is_found_and_undecided_with_few_prompts() -> None:
+def test_a_quality_loss_is_detected_with_many_prompts_and_undecided_with_few() -> None:
     """B answers 60 of 100 questions as the reference has it, A 40, 50 or 60 of the same ones."""
     questions = [_question("B", is_choice=True) for _ in range(100)]
     other_answers: list[str | None] = ["B"] * 60 + ["A"] * 40
@@ -122,7 +122,7 @@ def test_a_quality_loss_is_found_and_undecided_with_few_prompts() -> None:
     assert change(60, n=8).is_within_loss is None and change(60, n=8).low is None
 
 
-def test_a_prompt_without_an_answer_scores_nothing() -> None:
+def test_a_prompt_without_an_answer_has_a_score_of_zero() -> None:
     questions = [_question("yes") for _ in range(20)]
     (part,) = summarize_scores(score_prompts(questions, ["yes"] * 10 + [None] * 10, None))
     assert {score.metric: score.mean for score in part.scores}["exact"] == 0.5
@@ -142,7 +142,7 @@ def _write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def test_rows_define_the_expected_answer(tmp_path: Path) -> None:
+def test_the_keys_of_a_row_define_its_expected_answer(tmp_path: Path) -> None:
     rows: list[Any] = [
         {"prompt": "p", "reference": "r", "class": "qa"},
         {"prompt": "p", "answer": "C", "choices": ["x", "y", "z"]},
@@ -165,7 +165,7 @@ def test_rows_define_the_expected_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ['{"prompt": "p", "reference": {}}', "{", '{"prompt": "p", "answer": ["a"]}', '{"x": 1}']
 )
-def test_a_bad_row_is_an_error_with_its_line(tmp_path: Path, row: str) -> None:
+def test_an_invalid_row_of_questions_is_refused_with_its_file(tmp_path: Path, row: str) -> None:
     with pytest.raises((UserError, CombinedError), match=r"d\.jsonl"):
         read_questions(_write(tmp_path / "d.jsonl", [{"prompt": "p"}, row]))
 
@@ -242,7 +242,7 @@ def test_a_worse_endpoint_is_detected_and_an_equal_one_is_not(
 
 
 @pytest.mark.processes
-def test_without_references_no_endpoint_is_called_right(
+def test_two_endpoints_without_references_are_compared_but_not_ranked(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(
@@ -254,7 +254,7 @@ def test_without_references_no_endpoint_is_called_right(
     assert code == 4 and "UNDECIDED" in capsys.readouterr().out
 
 
-def test_interval_covers_failures_that_few_prompts_may_not_have_met() -> None:
+def test_the_interval_of_a_perfect_score_includes_failures_that_few_prompts_may_miss() -> None:
     """With 100 equal pairs, up to 3.6 % of all responses may still differ (0.025 ** (1 / 100))."""
     questions = [_question("yes") for _ in range(100)]
     (part,) = summarize_scores(score_prompts(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
@@ -265,7 +265,7 @@ def test_interval_covers_failures_that_few_prompts_may_not_have_met() -> None:
     assert (rouge.mean, rouge.high) == (1, 1) and rouge.low == pytest.approx(0.025**0.01)
 
 
-def test_prompts_that_one_endpoint_did_not_answer_are_not_scored_for_the_other() -> None:
+def test_prompts_that_one_endpoint_did_not_answer_are_excluded_for_both() -> None:
     """B answers 15 of 20, all right; A all 20, all wrong for B's 15. Nothing is A's gain."""
     questions = [_question("yes") for _ in range(20)]
     (part,) = summarize_scores(
@@ -305,7 +305,7 @@ def test_two_tokenizers_are_reported_and_token_ids_are_refused() -> None:
 
 
 @pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
-def test_an_unreachable_endpoint_is_reported(tmp_path: Path, url: str) -> None:
+def test_answers_of_an_unreachable_endpoint_are_refused(tmp_path: Path, url: str) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
     with pytest.raises((TargetError, CombinedError)):
         run_command_line(["answers", str(data), "--url", url])
@@ -361,7 +361,9 @@ def test_an_answer_term_that_cannot_be_proved_is_refused(
 
 
 @pytest.mark.parametrize("data", [None, '{"prompt": "p", "reference": {}}', "{"])
-def test_an_invalid_data_set_is_refused_with_the_contract(tmp_path: Path, data: str | None) -> None:
+def test_a_contract_with_an_invalid_data_set_is_refused_with_its_location(
+    tmp_path: Path, data: str | None
+) -> None:
     if data is not None:
         _write(tmp_path / "d.jsonl", [data])
     with pytest.raises(CombinedError) as exc_info:
@@ -465,13 +467,15 @@ def test_a_contract_about_answers_is_validated_and_bundled(
         ("--url", "sim:gb300-vm"),
     ],
 )
-def test_contradicting_options_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_contradicting_options_of_answers_are_refused(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
     with pytest.raises((UserError, CombinedError)):
         run_command_line(["answers", data, *arguments])
 
 
-def test_report_states_the_scores() -> None:
+def test_the_report_of_answers_equals_the_stored_text() -> None:
     questions = [_question("yes", group="qa")] * 30 + [_question("no", group="rag")] * 30
     prompts = score_prompts(questions, ["yes"] * 60, ["yes"] * 55 + ["no"] * 5)
     result = AnswersResult(

@@ -66,7 +66,7 @@ def run(tmp_path: Path, url: str, *options: str) -> AnswerScores:
     return scores
 
 
-def test_a_right_model_has_a_score_of_one_for_every_kind_of_check(tmp_path: Path) -> None:
+def test_a_correct_model_has_a_score_of_one_for_every_kind_of_check(tmp_path: Path) -> None:
     scores = run(tmp_path, "sim:gb300-vm", "--check-share", "20%")
     assert scores.overall.score == 1.0
     assert 330 < scores.overall.checked < 470  # 20 % of 2,000
@@ -82,7 +82,7 @@ def test_a_right_model_has_a_score_of_one_for_every_kind_of_check(tmp_path: Path
     assert not scores.reference.is_different
 
 
-def test_every_check_finds_corrupted_responses(tmp_path: Path) -> None:
+def test_every_kind_of_check_detects_corrupted_responses(tmp_path: Path) -> None:
     scores = run(tmp_path, write_preset(tmp_path, "{wrong: 100%}"))
     assert scores.overall.correct == 0
     assert all(part.correct == 0 for part in scores.checks)
@@ -103,7 +103,7 @@ def test_another_model_differs_from_the_reference(tmp_path: Path) -> None:
     assert "answers_differ_from_reference" in codes
 
 
-def test_a_sweep_finds_corruption_above_a_load(tmp_path: Path) -> None:
+def test_a_sweep_detects_corruption_above_a_load(tmp_path: Path) -> None:
     questions = write_questions(tmp_path / "questions.jsonl")
     url = write_preset(tmp_path, "{wrong: 10%, above_in_flight: 64}")
     options = ("-c", "32,128", "-n", "3000", "--seed", "1", "--check-answers", str(questions))
@@ -123,7 +123,7 @@ def test_a_sweep_finds_corruption_above_a_load(tmp_path: Path) -> None:
     assert rows[0].split(",")[column] == "1"
 
 
-def test_a_bundle_without_texts_keeps_the_scores(tmp_path: Path) -> None:
+def test_a_bundle_without_texts_contains_the_scores(tmp_path: Path) -> None:
     scores = run(tmp_path, write_preset(tmp_path, "{wrong: 10%}"))
     folder = tmp_path / "run"
     for name in ("known_answers.jsonl", "wrong_answers.jsonl"):
@@ -152,7 +152,7 @@ def test_the_responses_of_a_killed_run_are_checked_when_it_is_read(tmp_path: Pat
     assert scores.overall.correct == 0
 
 
-def test_a_damaged_file_of_outcomes_gives_those_before_the_damage(tmp_path: Path) -> None:
+def test_outcomes_before_a_damaged_line_of_the_file_are_read(tmp_path: Path) -> None:
     run(tmp_path, "sim:gb300-vm")
     path = tmp_path / "run" / "answers.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -186,7 +186,7 @@ def test_a_run_without_a_request_has_no_score(tmp_path: Path) -> None:
         (None, ("--check-share", "5%")),
     ],
 )
-def test_wrong_questions_and_options_are_refused(
+def test_invalid_questions_and_options_of_answer_checks_are_refused(
     tmp_path: Path, content: str | None, options: tuple[str, ...]
 ) -> None:
     file = tmp_path / "questions.jsonl"
@@ -207,7 +207,7 @@ def test_the_error_for_a_share_names_the_option_and_its_value(tmp_path: Path, sh
     assert error.message.startswith(f"--check-share {share} ")
 
 
-def test_an_empty_file_of_questions_gets_an_example_with_a_known_answer(tmp_path: Path) -> None:
+def test_the_hint_for_an_empty_file_of_questions_has_a_valid_example(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(UserError) as caught:
@@ -219,7 +219,7 @@ def test_an_empty_file_of_questions_gets_an_example_with_a_known_answer(tmp_path
     assert len(read_questions(example)) == 1
 
 
-def test_a_share_without_questions_is_refused(tmp_path: Path) -> None:
+def test_a_share_of_checked_answers_without_questions_is_refused(tmp_path: Path) -> None:
     command = ("run", "qa", "--url", "sim:gb300-vm", "-d", "5s", "-o", str(tmp_path / "out"))
     assert exits(*command, "--check-share", "5%") == 2
 
@@ -236,7 +236,7 @@ def test_questions_are_added_to_the_classes_of_a_workload(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
-def test_a_recorded_reference_finds_a_server_that_corrupts_responses(tmp_path: Path) -> None:
+def test_a_recorded_reference_detects_a_server_that_corrupts_responses(tmp_path: Path) -> None:
     """Over HTTP: the reference is recorded twice, and then checked in the load of two servers."""
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"prompt": f"Tell me about {number}.", "max_tokens": 8} for number in range(30)]
@@ -266,7 +266,7 @@ def test_a_recorded_reference_finds_a_server_that_corrupts_responses(tmp_path: P
 
 
 @pytest.mark.processes
-def test_recording_without_a_response_is_refused(tmp_path: Path) -> None:
+def test_recording_a_reference_without_a_response_is_refused(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Hello", "max_tokens": 4}\n')
     with servers.start(Options(ttft="1ms", itl="0.1ms", faults="truncate@1:1")) as server:

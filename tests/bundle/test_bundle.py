@@ -129,7 +129,7 @@ def bundled(folder: Path, to: Path) -> Path:
         ),
     ],
 )
-def test_every_derived_file_is_reproduced(
+def test_every_derived_file_of_a_bundle_is_reproduced(
     results_dir: Path, tmp_path: Path, kind: str, files: set[str]
 ) -> None:
     verification = verify_bundle(bundled(results_dir / kind, tmp_path))
@@ -225,7 +225,7 @@ NUMBER = edited("ttft_ms", "p99", to=1.5)
         ),
     ],
 )
-def test_a_changed_value_or_sentence_is_found_even_with_a_new_hash(
+def test_a_changed_value_or_sentence_is_detected_even_with_a_new_hash(
     results_dir: Path,
     tmp_path: Path,
     kind: str,
@@ -242,7 +242,7 @@ def test_a_changed_value_or_sentence_is_found_even_with_a_new_hash(
 
 
 @pytest.mark.processes
-def test_a_changed_byte_is_found(
+def test_a_changed_byte_of_the_records_is_detected(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "result/requests/requests.parquet"
@@ -272,7 +272,7 @@ def test_records_of_another_run_do_not_reproduce_the_metrics(
 
 
 @pytest.mark.processes
-def test_missing_and_damaged_files_are_named_without_a_traceback(
+def test_missing_and_damaged_files_of_a_bundle_are_named_without_a_traceback(
     results_dir: Path, tmp_path: Path
 ) -> None:
     bundle = bundled(results_dir / "validation", tmp_path)
@@ -293,7 +293,7 @@ def test_missing_and_damaged_files_are_named_without_a_traceback(
         assert verification.verified == "no" and verification.differences, name
 
 
-def test_a_page_that_cannot_be_reproduced_is_named(results_dir: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_reproduced_is_named(results_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(results_dir / "run", folder)
     (folder / "praise.html").write_text("VALID, and the fastest")
@@ -461,7 +461,7 @@ def test_a_file_that_is_no_bundle_is_refused(
     assert expected_text in capsys.readouterr().err
 
 
-def test_missing_files_and_directories_are_no_bundle(
+def test_a_missing_file_or_a_directory_is_refused_as_a_bundle(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("verify", tmp_path / "none.zip") == 2
@@ -532,7 +532,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.processes
-def test_a_signature_is_verified_by_its_key_only(
+def test_a_signature_is_verified_only_by_its_key(
     results_dir: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     key, other = keys
@@ -552,7 +552,7 @@ def test_a_signature_is_verified_by_its_key_only(
 
 
 @pytest.mark.processes
-def test_a_change_breaks_the_signature_even_with_new_hashes(
+def test_a_change_invalidates_the_signature_even_with_new_hashes(
     results_dir: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     path = tmp_path / "poc.zip"
@@ -565,7 +565,7 @@ def test_a_change_breaks_the_signature_even_with_new_hashes(
     )
 
 
-def test_invalid_keys_are_refused(
+def test_invalid_signing_keys_are_refused(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -578,7 +578,7 @@ def test_invalid_keys_are_refused(
     assert "not signed" in capsys.readouterr().err
 
 
-def test_report_of_a_verification_states_its_outcome() -> None:
+def test_the_report_of_a_verification_states_its_outcome() -> None:
     manifest = archive.Manifest(
         kind="run",
         name="r1",

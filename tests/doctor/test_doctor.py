@@ -124,7 +124,9 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
         (Options(ttft="600ms", itl="0.2ms"), "first token", "headers came at once"),
     ],
 )
-def test_each_injected_failure_is_found(options: Options, check: str, expected_text: str) -> None:
+def test_doctor_warns_of_each_injected_failure(
+    options: Options, check: str, expected_text: str
+) -> None:
     finding = examined(options)[check]
     assert finding.state == WARNING
     assert expected_text in f"{finding.observed} {finding.meaning}"
@@ -176,7 +178,7 @@ def test_a_stalled_server_is_not_taken_for_a_buffer() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("hold", [4096, 1 << 20])
-def test_a_relay_that_buffers_responses_is_found(hold: int) -> None:
+def test_a_relay_that_buffers_responses_is_detected(hold: int) -> None:
     with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
         relay.hold = hold
         findings = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
@@ -208,7 +210,7 @@ http {{
         ("", OK),
     ],  # nginx holds what ends with its connection, and passes chunks on at once
 )
-def test_a_buffering_nginx_is_found(tmp_path: Path, faults: str, state: str) -> None:
+def test_a_buffering_nginx_is_detected(tmp_path: Path, faults: str, state: str) -> None:
     with start(Options(ttft="5ms", itl="10ms", faults=faults)) as server, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -281,7 +283,7 @@ def test_without_a_target_this_host_is_checked_and_nothing_is_sent() -> None:
     assert {"clock", "timer", "cpu", "files"} <= checks <= {*HOST, "plug-in"}
 
 
-def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
+def test_doctor_describes_a_virtual_target_without_connecting() -> None:
     title, (only,) = doctor.examine_target(Settings(url="sim:gb300-vm"))
     assert (
         "simulated: gb300-vm" in title
@@ -451,7 +453,7 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
         ),
     ],
 )
-def test_each_observation_gives_its_finding(
+def test_each_observation_of_doctor_has_its_finding(
     finding: Finding, state: str, expected_text: str
 ) -> None:
     assert finding.state == state
@@ -574,7 +576,7 @@ def test_a_refused_long_prompt_is_no_evidence_about_shorter_prompts() -> None:
     assert "too large" in target.observed
 
 
-def test_report_shows_the_findings() -> None:
+def test_the_report_of_doctor_equals_the_stored_text() -> None:
     findings = [
         target_checks.check_connect_time([0.4, 0.5, 0.6]),
         target_checks.check_authentication(True, 200, 200),

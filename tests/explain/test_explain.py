@@ -98,7 +98,7 @@ def changes_of(metric: ExplainedMetric) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("file", RESULT_FILES, ids=lambda path: path.name)
-def test_parts_and_rest_add_up_to_the_difference(run: Path, file: Path) -> None:
+def test_the_parts_and_the_rest_add_up_to_the_difference(run: Path, file: Path) -> None:
     explanation = explain_difference(run, file, allow_differences=True)
     assert len(explanation.metrics) >= 5
     for metric in explanation.metrics:
@@ -108,7 +108,7 @@ def test_parts_and_rest_add_up_to_the_difference(run: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_definitions_explain_the_same_run_in_the_format_of_another_tool(
+def test_definitions_explain_all_differences_of_one_run_in_the_format_of_another_tool(
     run: Path, tmp_path: Path, form: str
 ) -> None:
     """The file has the metrics of the same records by the definitions of the tool."""
@@ -124,7 +124,7 @@ def test_definitions_explain_the_same_run_in_the_format_of_another_tool(
     assert changes_of(ttft)["origin"] == pytest.approx(-4, abs=0.05)
 
 
-def test_our_values_are_those_of_the_summary(run: Path, tmp_path: Path) -> None:
+def test_explained_values_of_loadgen_equal_those_of_the_summary(run: Path, tmp_path: Path) -> None:
     theirs = write_export(run, "inference-perf", tmp_path / "r.json")
     summary = summarize(*store.read_run(run))
     metrics = by_path(explain_difference(run, theirs))
@@ -136,7 +136,9 @@ def test_our_values_are_those_of_the_summary(run: Path, tmp_path: Path) -> None:
     assert metrics["tokens.output_per_s"].ours == summary.tokens.steady_output_per_s
 
 
-def test_each_definition_is_a_part_of_its_own(run: Path, tmp_path: Path) -> None:
+def test_each_changed_definition_is_a_separate_part_of_the_difference(
+    run: Path, tmp_path: Path
+) -> None:
     metrics = by_path(explain_difference(run, write_export(run, "vllm", tmp_path / "r.json")))
     ttft = changes_of(metrics["ttft_ms.mean"])
     assert ttft["first_event"] == pytest.approx(-20)
@@ -153,7 +155,7 @@ def test_each_definition_is_a_part_of_its_own(run: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("tool", TOOL_DEFINITIONS, ids=lambda row: row.tool)
-def test_the_last_redefinition_is_the_definition_of_the_tool(tool: Any) -> None:
+def test_the_last_redefinition_of_a_latency_equals_the_definition_of_the_tool(tool: Any) -> None:
     for latency in tool.latencies:
         redefinitions = list_redefinitions(
             OWN_LATENCIES[latency.name],
@@ -201,7 +203,7 @@ def test_a_rate_follows_from_requests_in_flight_and_latency(run: Path, tmp_path:
         ("sglang_bench_serving.jsonl", "concurrency"),
     ],
 )
-def test_rate_times_latency_is_the_concurrency_that_tools_report(file: str, path: str) -> None:
+def test_rate_times_latency_equals_the_concurrency_that_tools_report(file: str, path: str) -> None:
     """The part "in_flight" rests on this law, which real files confirm."""
     from loadgen.interop.result_values import find_number
 
@@ -211,7 +213,7 @@ def test_rate_times_latency_is_the_concurrency_that_tools_report(file: str, path
     assert in_flight == pytest.approx(reported, rel=1e-3)
 
 
-def test_other_token_counts_and_longer_responses_are_told_apart_by_their_time(
+def test_other_token_counts_are_distinguished_from_longer_responses_by_their_time(
     run: Path, tmp_path: Path
 ) -> None:
     original = json.loads(write_export(run, "vllm", tmp_path / "o.json").read_text("utf-8"))
@@ -275,7 +277,9 @@ def test_a_warm_up_counts_if_the_tool_sent_none(tmp_path: Path) -> None:
     assert changes["warm_up"] != 0
 
 
-def test_more_requests_and_failures_explain_counts(run: Path, tmp_path: Path) -> None:
+def test_differences_of_counts_are_explained_by_requests_and_failures(
+    run: Path, tmp_path: Path
+) -> None:
     theirs = write_export(run, "aiperf", tmp_path / "r.json")
     document = json.loads(theirs.read_text("utf-8"))
     document["request_count"]["avg"] *= 2
@@ -287,7 +291,7 @@ def test_more_requests_and_failures_explain_counts(run: Path, tmp_path: Path) ->
         assert set(changes_of(metrics[path])) <= {"requests", "failures"}
 
 
-def test_another_share_of_failures_is_a_part_of_every_count(run: Path, tmp_path: Path) -> None:
+def test_a_different_share_of_failures_is_a_part_of_every_count(run: Path, tmp_path: Path) -> None:
     document = json.loads(write_export(run, "vllm", tmp_path / "o.json").read_text("utf-8"))
     more_failures = {"failed": document["failed"] + 30, "completed": document["completed"] - 30}
     theirs = write_export(run, "vllm", tmp_path / "r.json", **more_failures)
@@ -328,7 +332,9 @@ LOGGED_RESULT = {
 """The result of a tool that measured the last 20 responses of this log, and 7 ms more for each."""
 
 
-def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_path: Path) -> None:
+def test_the_server_log_separates_the_delay_of_the_client_from_the_server(
+    run: Path, tmp_path: Path
+) -> None:
     log = write_server_log(tmp_path / "log")
     theirs = write_export(run, "vllm", tmp_path / "r.json", **LOGGED_RESULT)
     explanation = explain_difference(run, theirs, server_log=log, allow_differences=True)
@@ -383,7 +389,7 @@ def test_the_log_of_another_run_is_refused(
         ("p99_itl_ms", -(10**400)),
     ],
 )
-def test_a_damaged_value_is_refused_with_its_field(
+def test_a_damaged_value_of_a_foreign_result_is_refused_with_its_field(
     run: Path, tmp_path: Path, field: str, value: float
 ) -> None:
     theirs = write_export(run, "vllm", tmp_path / "r.json", **{field: value})
@@ -438,7 +444,7 @@ def test_a_damaged_record_of_aiperf_is_refused_with_its_line(
         explain_difference(run, theirs, allow_differences=True)
 
 
-def test_a_load_without_a_rate_is_no_damage(run: Path) -> None:
+def test_an_infinite_rate_in_a_foreign_result_is_accepted(run: Path) -> None:
     """SGLang writes an infinite request rate for a closed loop."""
     theirs = RIVALS / "sglang_bench_serving.jsonl"
     assert "Infinity" in theirs.read_text("utf-8")
@@ -482,7 +488,9 @@ def create_metric(*changes: float, unexplained: float = 0.0) -> ExplainedMetric:
     changes=st.lists(st.floats(-30, 30), min_size=1, max_size=9),
     unexplained=st.floats(-20, 20) | st.just(0.0),
 )
-def test_printed_shares_add_up_to_100_percent(changes: list[float], unexplained: float) -> None:
+def test_printed_shares_of_the_parts_add_up_to_100_percent(
+    changes: list[float], unexplained: float
+) -> None:
     metric = create_metric(*changes, unexplained=unexplained)
     if metric.outcome == "equal":
         return
@@ -495,14 +503,14 @@ def test_printed_shares_add_up_to_100_percent(changes: list[float], unexplained:
         assert abs(share.percent - 100 * share.change / metric.difference) <= 1 + 1e-6
 
 
-def test_small_parts_are_one_row() -> None:
+def test_small_parts_of_a_difference_are_combined_in_one_row() -> None:
     metric = create_metric(10.0, 0.15, 0.15, 0.15, 0.15)
     shares = list_part_shares(metric)
     assert [share.percent for share in shares] == [94, 6]
     assert shares[-1].label == "smaller parts"
 
 
-def test_a_metric_that_is_not_explained_is_shown_by_default(
+def test_a_metric_that_is_not_explained_is_printed_by_default(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = write_export(run, "vllm", tmp_path / "r.json", mean_ttft_ms=900.0)
@@ -516,7 +524,7 @@ def test_a_metric_that_is_not_explained_is_shown_by_default(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_prints_text_json_and_a_page(
+def test_the_explain_command_prints_text_json_and_a_page(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = write_export(run, "vllm", tmp_path / "r.json")
@@ -530,7 +538,7 @@ def test_the_command_prints_text_json_and_a_page(
     assert {metric["metric"] for metric in document["metrics"]} >= {"ttft_ms.p50", "requests.ok"}
 
 
-def test_different_loads_are_an_error_that_names_them(
+def test_results_of_different_loads_are_refused_with_their_differences(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = write_export(
@@ -546,7 +554,7 @@ def test_different_loads_are_an_error_that_names_them(
 
 
 @pytest.mark.parametrize("field", ["total_input_tokens", "total_output_tokens"])
-def test_lengths_that_no_tokenizer_explains_are_a_different_load(
+def test_token_counts_that_no_tokenizer_explains_are_refused_as_a_different_load(
     run: Path, tmp_path: Path, field: str
 ) -> None:
     document = json.loads(write_export(run, "vllm", tmp_path / "ours.json").read_text("utf-8"))
@@ -563,7 +571,7 @@ def test_lengths_that_no_tokenizer_explains_are_a_different_load(
     assert error.value.code == "mismatch"
 
 
-def test_results_that_cannot_be_explained_are_errors(run: Path, tmp_path: Path) -> None:
+def test_results_that_cannot_be_explained_are_refused(run: Path, tmp_path: Path) -> None:
     theirs = write_export(run, "vllm", tmp_path / "r.json")
     unknown = tmp_path / "unknown.json"
     unknown.write_text("{}", "utf-8")
