@@ -131,7 +131,7 @@ def rack_file(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("home")
-def test_commands_of_the_page_run_on_a_plain_ray_cluster(tmp_path: Path) -> None:
+def test_commands_of_the_cluster_page_run_on_a_plain_ray_cluster(tmp_path: Path) -> None:
     (block,) = re.findall(r"## Plain Ray.*?\n(    # on the head.*?)\n\n\S", PAGE, re.DOTALL)
     lines = [
         line.strip()

@@ -142,7 +142,7 @@ def wait(over: Callable[[], bool], at_most_s: float) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_survives_a_killed_node(
+def test_a_command_ends_with_its_records_if_a_node_is_killed(
     tmp_path: Path, cluster: Any, endpoint: EmbeddedServer, command: str, phase: str
 ) -> None:
     if (command, phase) == ("mlperf", "between"):

@@ -77,7 +77,7 @@ ways = some.lists(
 
 
 @given(offset_ns=some.integers(-(10**15), 10**15), ways=ways)
-def test_the_true_clock_offset_is_within_its_bound(
+def test_the_true_clock_offset_is_within_the_estimated_bound(
     offset_ns: int, ways: list[tuple[int, int]]
 ) -> None:
     exchanges, now = [], 10**12
@@ -103,7 +103,9 @@ def test_contradicting_clock_readings_use_the_fastest_response() -> None:
 # -- files on their way ----------------------------------------------------------------------------
 
 
-def test_records_never_precede_their_texts_and_a_lost_response_loses_none(tmp_path: Path) -> None:
+def test_records_never_precede_their_texts_and_are_complete_despite_lost_responses(
+    tmp_path: Path,
+) -> None:
     """Although half of the replies are lost, the copy equals the file in the end."""
     from loadgen.core.results.record import ROW
     from loadgen.core.stats.histogram import Histogram
@@ -184,7 +186,7 @@ def _now(call: Any) -> Any:
 
 
 @pytest.mark.processes
-def test_the_run_directory_is_in_the_store_at_the_end(
+def test_the_run_directory_is_copied_to_the_store_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -225,7 +227,9 @@ def test_an_unwritable_directory_is_reported_before_the_first_request(url: str, 
         object_store.open_folder(url)
 
 
-def test_an_error_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_ray_package_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with refused(UserError, "not_installed", "ray") as exc_info:
         ray_process.RayDriver().connect("auto", "alice", "--ray auto")
@@ -247,7 +251,7 @@ def test_an_address_without_a_cluster_is_reported_at_once(address: str, hint: st
 
 
 @pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
-def test_nodes_that_differ_are_refused(differing: str, tmp_path: Path) -> None:
+def test_nodes_with_different_versions_or_data_are_refused(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
     our_node_facts = node_facts.read_local_facts([str(data)])
@@ -291,7 +295,7 @@ def test_nodes_that_differ_are_refused(differing: str, tmp_path: Path) -> None:
         ("http://gpu.example", False, 0, 0),
     ],
 )
-def test_a_loopback_address_is_another_server_on_another_machine(
+def test_a_loopback_address_with_nodes_on_other_machines_is_reported(
     tmp_path: Path, url: str, simulated: bool, faults: int, notes: int
 ) -> None:
     planned_plans: list[Plan] = []

@@ -61,7 +61,7 @@ def test_a_full_disk_of_a_node_is_the_reason_of_its_lost_requests(tmp_path: Path
     assert NODE.label in remote.death_reason
 
 
-def test_a_full_disk_before_the_start_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
+def test_a_full_disk_of_a_node_before_the_start_is_reported_without_waiting(tmp_path: Path) -> None:
     async def start() -> None:
         remote = await follow(tmp_path, [FULL_DISK])
         await asyncio.wait_for(remote.ready, 1)

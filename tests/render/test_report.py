@@ -61,7 +61,7 @@ FULL_REPORT = Report(
 )
 
 
-def test_text_markdown_and_page_show_the_same_numbers() -> None:
+def test_text_markdown_and_page_of_a_report_have_the_same_numbers() -> None:
     rendered_text, pasted, page = (
         text.render(FULL_REPORT),
         markdown.render(FULL_REPORT),
@@ -79,7 +79,7 @@ def test_text_markdown_and_page_show_the_same_numbers() -> None:
     assert "7777" in page and "9999" in page and "8888" in page
 
 
-def test_text_begins_with_notices_and_the_result() -> None:
+def test_the_text_of_a_report_begins_with_notices_and_the_result() -> None:
     lines = text.render(FULL_REPORT).splitlines()
 
     assert lines[:2] == ["SIMULATED: a model 2", "It held 3/s."]
@@ -97,7 +97,7 @@ def test_text_begins_with_notices_and_the_result() -> None:
     assert text.render_sections([section("t", "", Bullets([]))]) == ""
 
 
-def test_colors_follow_the_verdicts() -> None:
+def test_colors_of_a_report_follow_the_verdicts() -> None:
     rendered_text = text.render(FULL_REPORT, color=True)
     assert (
         "\x1b[33mSIMULATED\x1b[0m" in rendered_text
@@ -152,7 +152,7 @@ def test_a_sentence_in_a_table_wraps_in_its_row_or_below_it() -> None:
     )
 
 
-def test_columns_that_do_not_fit_continue_below() -> None:
+def test_columns_of_a_table_that_do_not_fit_continue_below() -> None:
     names = [f"results/number-{i}" for i in range(9)]
     lines = text.render_sections(
         [section("", Table(("per", *names), [("cost", *"123456789")], wrap_columns=True))]
@@ -204,7 +204,7 @@ def test_a_table_with_empty_remarks_fits_any_width(width: int) -> None:
 
 
 @given(st.lists(parts, max_size=4), short_texts)
-def test_untrusted_text_breaks_no_page_and_no_table(report_parts: list[Part], head: str) -> None:
+def test_untrusted_text_is_escaped_in_pages_and_tables(report_parts: list[Part], head: str) -> None:
     def report(of: list[Part], name: str) -> Report:
         return Report(title=name, generated_by=name, sections=[section(name, *of)])
 

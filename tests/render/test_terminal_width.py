@@ -69,7 +69,7 @@ def test_a_status_line_never_wraps(columns: int) -> None:
         assert len(line) < columns
 
 
-def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
+def test_text_for_a_pipe_has_a_fixed_width_and_for_a_terminal_its_width() -> None:
     assert text_width(io.StringIO()) == 100
 
     leader, follower_fd = pty.openpty()
@@ -86,7 +86,7 @@ def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
 
 
 @pytest.mark.processes
-def test_a_command_follows_its_terminal(tmp_path: Path) -> None:
+def test_the_output_of_a_command_fits_its_terminal(tmp_path: Path) -> None:
     run = ("run", "qa", "--url", "sim:gb300-vm", "-c", "2", "-n", "20", "-o", tmp_path / "run")
 
     assert exits(*run) == 0

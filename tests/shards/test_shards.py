@@ -342,13 +342,15 @@ def test_a_single_shard_is_reported_and_not_compared(
         ("3/8", "2026-01-01T10:00:00Z", "out_of_range"),
     ],
 )
-def test_a_wrong_shard_is_refused(shard: str, start_at: str, code: str) -> None:
+def test_an_invalid_shard_or_start_time_is_refused(shard: str, start_at: str, code: str) -> None:
     with refused(UserError, code):
         parse_shard(shard, start_at)
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000), st.integers(10**12, 4 * 10**12))
-def test_a_shard_number_is_parsed_as_it_is_printed(index: int, more: int, start_at_ms: int) -> None:
+def test_a_printed_shard_number_is_parsed_to_the_same_shard(
+    index: int, more: int, start_at_ms: int
+) -> None:
     shard = Shard(index=index, count=index + more, start_at_ns=start_at_ms * 10**6)
     if start_at_ms * 10**6 > time_ns():
         assert parse_shard(f"{index}/{index + more}", shard.start_at) == shard
@@ -386,7 +388,7 @@ def test_other_commands_refuse_the_option_shard(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("limit", "count", "workers"), [(10, 4, 1), (11, 3, 2), (8, 8, 1)])
-def test_shares_of_a_limit_add_up_to_it(
+def test_shares_of_the_limit_in_flight_add_up_to_it(
     tmp_path: Path, limit: int, count: int, workers: int
 ) -> None:
     planned: list[RunPlanned] = []

@@ -34,7 +34,7 @@ ANSWER = json.dumps(
 MODELS = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()
 
 
-def test_each_request_has_a_trace_of_its_own_that_is_never_stored() -> None:
+def test_each_request_has_a_separate_trace_that_is_never_stored() -> None:
     run, other = TraceContext("qa-1"), TraceContext("qa-2")
     lines = {context.header(slot) for context in (run, other) for slot in range(100)}
     assert len(lines) == 200
@@ -45,7 +45,7 @@ def test_each_request_has_a_trace_of_its_own_that_is_never_stored() -> None:
     assert TraceContext("qa-1").header(7) == run.header(7)
 
 
-def test_an_unknown_signal_is_refused() -> None:
+def test_an_unknown_signal_of_opentelemetry_is_refused() -> None:
     with refused(UserError, "unknown_name", "--otel"):
         otel.check_otel_option("logs")
 

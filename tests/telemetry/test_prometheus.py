@@ -38,7 +38,7 @@ def test_no_metrics_are_exported_before_the_run_begins(tmp_path: Path) -> None:
     assert _scraped(RunCollector(tmp_path)) == {}
 
 
-def test_a_scrape_equals_the_stored_records(tmp_path: Path) -> None:
+def test_the_scraped_metrics_equal_those_of_the_stored_records(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector, closing(Tail(folder)) as tail:
         metrics = _scraped(collector)
@@ -162,6 +162,6 @@ def test_the_listen_address_follows_from_the_option(text: str, at: tuple[str, in
 
 
 @pytest.mark.parametrize("text", ["", ":", "host", ":0", ":65536", "h:x"])
-def test_an_invalid_port_is_refused(text: str) -> None:
+def test_an_invalid_port_for_prometheus_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         parse_listen_address(text)

@@ -85,7 +85,7 @@ def results(tmp_path: Path) -> Path:
     return root
 
 
-def test_list_has_every_result_and_nothing_else(results: Path) -> None:
+def test_the_list_has_every_result_and_nothing_else(results: Path) -> None:
     stored_results_by_name = {result.name: result for result in results_in(results)}
 
     assert stored_results_by_name.keys() == {
@@ -107,13 +107,13 @@ def test_list_has_every_result_and_nothing_else(results: Path) -> None:
     assert stored_results_by_name["going-on"].is_running
 
 
-def test_run_whose_files_stopped_growing_is_not_running(results: Path) -> None:
+def test_a_run_whose_files_stopped_growing_is_not_running(results: Path) -> None:
     grew(results / "going-on", time.time() - 60)
     stored_results_by_name = {result.name: result for result in results_in(results)}
     assert not stored_results_by_name["going-on"].is_running
 
 
-def test_search_without_a_capacity_is_listed_as_a_search(tmp_path: Path) -> None:
+def test_a_search_without_a_capacity_is_listed_as_a_search(tmp_path: Path) -> None:
     _store(tmp_path / "s" / "r1")
     plan = ExperimentPlan(
         command_name="search",
@@ -135,7 +135,7 @@ def test_runs_next_to_a_damaged_plan_are_reported(
     assert "4/s" in capsys.readouterr().out
 
 
-def test_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
+def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
     (swept,) = (result for result in results_in(results) if result.name == "swept")
     assert swept.interval is not None
     assert (swept.interval.low, swept.interval.high) == pytest.approx(
@@ -177,7 +177,7 @@ def test_repeats_are_listed_with_their_mean(
     assert len(points["lucky"]["y"]) == 1 and points["lucky"]["links"] == ["result/lucky/"]
 
 
-def test_mean_of_repeats_leaves_out_an_invalid_one(tmp_path: Path) -> None:
+def test_the_mean_of_repeats_excludes_an_invalid_one(tmp_path: Path) -> None:
     _store_repeats(tmp_path / "a", _at(2, 1.0), _at(2, 1.0), _invalid(_at(2, 7.0)))
     (stored_result,) = results_in(tmp_path)
     assert (
@@ -187,7 +187,7 @@ def test_mean_of_repeats_leaves_out_an_invalid_one(tmp_path: Path) -> None:
     assert "1 of 3 INVALID" in stored_result.outcome
 
 
-def test_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
+def test_a_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
     folder = tmp_path / "swept"
     levels: dict[str, list[NamedSummary]] = {"r1": [], "r2": []}
     for number, factor in ((1, 1.0), (2, 1.4)):
@@ -217,7 +217,7 @@ def test_only_a_folder_of_several_results_is_a_collection(results: Path) -> None
     assert not is_collection(results / "nothing")
 
 
-def test_report_of_a_folder_writes_one_page(
+def test_the_report_of_a_folder_writes_one_page(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line(["report", str(results)]) == 0
@@ -234,7 +234,7 @@ def test_report_of_a_folder_writes_one_page(
     assert "<b>odd" not in page and "&lt;b&gt;odd &amp; name" in page
 
 
-def test_only_chosen_results_are_drawn_and_filtered_results_are_listed(results: Path) -> None:
+def test_only_selected_results_are_drawn_and_filtered_results_are_listed(results: Path) -> None:
     stored_results = results_in(results)
 
     assert [
@@ -272,7 +272,9 @@ def _get(server: ResultsServer, path: str, host: str = "", method: str = "GET") 
     return answer.status, text
 
 
-def test_server_listens_on_loopback_and_serves_every_linked_page(server: ResultsServer) -> None:
+def test_the_ui_server_listens_on_loopback_and_serves_every_linked_page(
+    server: ResultsServer,
+) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert server.address.endswith(f"/{server.token}/")
     status, page = _get(server, "")
@@ -294,7 +296,7 @@ def test_server_listens_on_loopback_and_serves_every_linked_page(server: Results
         ("", "localhost:1"),
     ],
 )
-def test_request_without_the_token_or_for_another_host_is_refused(
+def test_a_request_without_the_token_or_for_another_host_is_refused(
     server: ResultsServer, path: str, host: str
 ) -> None:
     status, page = _get(server, path, host)
@@ -302,12 +304,12 @@ def test_request_without_the_token_or_for_another_host_is_refused(
 
 
 @pytest.mark.parametrize("name", ["../..", "/etc", "swept/../..", "nowhere", "", ".", "a%00b"])
-def test_server_opens_nothing_outside_its_folder(server: ResultsServer, name: str) -> None:
+def test_the_ui_server_opens_no_file_outside_its_folder(server: ResultsServer, name: str) -> None:
     status, page = _get(server, f"result?r={name}")
     assert status == 200 and "Cannot be shown" in page and "root:x:" not in page
 
 
-def test_server_writes_no_file(server: ResultsServer, results: Path) -> None:
+def test_the_ui_server_writes_no_file(server: ResultsServer, results: Path) -> None:
     before = sorted(str(path) for path in results.rglob("*"))
     for link in ("", "result?r=swept", "compare?r=one-run&r=deep/er/run", "live?r=going-on"):
         _get(server, link)
@@ -337,7 +339,7 @@ def _with_other_objective(limit_ms: float, **of_target: Any) -> Summary:
     )
 
 
-def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -> None:
+def test_the_chart_has_one_workload_and_the_list_greys_out_others(results: Path) -> None:
     """Requests of another length are another workload. It is drawn when it is chosen."""
     tokens = msgspec.structs.replace(RAG.tokens, output=(RAG.tokens.output or 0) * 4)
     _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
@@ -394,7 +396,7 @@ def test_each_slo_limit_has_the_color_of_its_result(tmp_path: Path) -> None:
     ] and "marks" not in same
 
 
-def test_chart_of_costs_names_the_results_without_a_price(tmp_path: Path) -> None:
+def test_the_chart_of_costs_names_the_results_without_a_price(tmp_path: Path) -> None:
     _store(tmp_path / "a", _with_other_objective(80, shape="ND128isr_GB300_v6", gpus=4))
     _store(tmp_path / "b", _with_other_objective(80, shape=""))
     example = Path(__file__).parents[2] / "docs" / "prices.example.yaml"
@@ -416,14 +418,14 @@ def test_chart_of_costs_names_the_results_without_a_price(tmp_path: Path) -> Non
         ("nonsense", "", ("tokens/s per user (1 / TPOT p50)", "output tokens/s per GPU")),
     ],
 )
-def test_chart_has_the_chosen_axes(
+def test_the_chart_has_the_selected_axes(
     server: ResultsServer, x: str, y: str, labels: tuple[str, str]
 ) -> None:
     chart = _chart(_get(server, f"?x={x}&y={y}")[1])
     assert (chart["x"]["label"], chart["y"]["label"]) == labels
 
 
-def test_point_links_to_the_page_of_its_run(server: ResultsServer) -> None:
+def test_each_point_links_to_the_page_of_its_run(server: ResultsServer) -> None:
     chart = _chart(_get(server, "?r=swept&r=one-run")[1])
     links = [link for series in chart["series"] for link in series.get("links", ())]
     assert {"result/swept/r4/", "result/one-run/"} <= set(links)
@@ -432,7 +434,7 @@ def test_point_links_to_the_page_of_its_run(server: ResultsServer) -> None:
         assert status == 200 and "Cannot be shown" not in page
 
 
-def test_page_of_a_result_links_to_the_pages_of_its_runs(server: ResultsServer) -> None:
+def test_the_page_of_a_result_links_to_the_pages_of_its_runs(server: ResultsServer) -> None:
     """As a browser follows a link: relative to the address of the page."""
     status, page = _get(server, "result/swept/")
     links = {
@@ -452,7 +454,7 @@ def test_page_of_a_result_links_to_the_pages_of_its_runs(server: ResultsServer) 
     assert f'href="/{server.token}/"' in _get(server, "result/nowhere/")[1]
 
 
-def test_shared_page_has_only_the_drawn_results(server: ResultsServer) -> None:
+def test_a_shared_page_has_only_the_drawn_results(server: ResultsServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     connection.request("GET", f"/{server.token}/share?r=swept")
     answer = connection.getresponse()
@@ -465,7 +467,7 @@ def test_shared_page_has_only_the_drawn_results(server: ResultsServer) -> None:
     assert server.token not in page and _chart(page)["series"]
 
 
-def test_list_with_a_running_run_refreshes_itself(results: Path) -> None:
+def test_a_list_with_a_running_run_refreshes_itself(results: Path) -> None:
     page = results_page.render("results", results_in(results), version="1", served=True)
     assert 'http-equiv="refresh"' in page
     grew(results / "going-on", time.time() - 60)
@@ -522,7 +524,7 @@ def test_keys_and_pointer_select_points_and_zoom(results: Path, tmp_path: Path) 
 
 
 @pytest.mark.processes
-def test_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> None:
+def test_the_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     page = tmp_path / "page.html"
@@ -558,7 +560,7 @@ def test_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> N
             assert outside == []
 
 
-def test_axis_is_logarithmic_if_one_value_is_far_above_the_others(tmp_path: Path) -> None:
+def test_an_axis_is_logarithmic_if_one_value_is_far_above_the_others(tmp_path: Path) -> None:
     for number, factor in enumerate((1.0, 1.1, 1.2, 40.0)):
         _store(tmp_path / f"run-{number}", _at(2, factor))
 
@@ -568,7 +570,7 @@ def test_axis_is_logarithmic_if_one_value_is_far_above_the_others(tmp_path: Path
     assert "log scale" in chart["y"]["label"]
 
 
-def test_each_drawn_result_has_a_color_of_its_own(tmp_path: Path) -> None:
+def test_each_drawn_result_has_a_different_color(tmp_path: Path) -> None:
     for number in range(12):
         _store(tmp_path / f"run-{number}")
 
