@@ -53,7 +53,7 @@ def test_importing_loadgen_imports_no_heavy_module() -> None:
 
 
 @pytest.mark.processes
-def test_a_run_and_its_loaded_folder_agree(tmp_path: Path) -> None:
+def test_a_run_equals_its_loaded_folder(tmp_path: Path) -> None:
     result = loadgen.run(
         FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK
     )
@@ -124,7 +124,9 @@ def test_a_workload_is_checked_and_run_on_a_virtual_target(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_run_in_an_event_loop_is_refused_with_a_hint_to_use_a_thread(tmp_path: Path) -> None:
+def test_a_blocking_run_in_an_event_loop_is_refused_with_a_hint_to_use_a_thread(
+    tmp_path: Path,
+) -> None:
     async def go() -> Any:
         with refused(LoadgenError, "event_loop") as exc_info:
             loadgen.run(FEW, concurrency=1, num_requests=1)
@@ -164,12 +166,12 @@ def test_errors_in_python_equal_those_of_the_command_line(
         use()
 
 
-def test_an_unknown_option_is_refused() -> None:
+def test_an_unknown_option_of_run_is_refused_with_a_suggestion() -> None:
     with pytest.raises(TypeError, match="no option 'durtion'; did you mean 'duration'"):
         loadgen.run("qa", durtion="3s")  # type: ignore[call-arg]
 
 
-def test_an_unknown_name_raises_an_attribute_error() -> None:
+def test_an_unknown_name_of_the_package_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'walk'"):
         loadgen.walk()
 
@@ -192,7 +194,9 @@ def test_no_request_succeeds(loadgen_run):
 
 
 @pytest.mark.processes
-def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester) -> None:
+def test_the_pytest_fixture_passes_or_fails_and_prints_the_report(
+    pytester: pytest.Pytester,
+) -> None:
     """The tests depend on counts, because latencies are withheld on a busy machine."""
     pytester.makepyfile(TESTS)
     loaded = any(
@@ -206,7 +210,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
 
 
 @pytest.mark.processes
-def test_arun_runs_within_an_event_loop(tmp_path: Path) -> None:
+def test_the_function_arun_runs_within_an_event_loop(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
         with pytest.raises(LoadgenError, match=r"--> loadgen.run") as exc_info:
             loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)

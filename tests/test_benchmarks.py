@@ -50,14 +50,14 @@ PAGES = [
 
 
 @pytest.mark.parametrize("part", sorted(PARTS))
-def test_only_scripts_define_main(part: str) -> None:
+def test_only_executable_benchmarks_define_main(part: str) -> None:
     # .ci/benchmarks runs every file that defines main, with --smoke.
     source = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
     assert "\ndef main(" not in source
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
-def test_every_script_runs_in_its_smallest_form(
+def test_every_benchmark_runs_with_its_smoke_option(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)
@@ -71,7 +71,7 @@ def test_every_script_runs_in_its_smallest_form(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_published_numbers_name_script_commit_and_date(page: Path) -> None:
+def test_published_numbers_state_their_commit_and_date(page: Path) -> None:
     """A paragraph or table row that names a script and has figures also gives their date."""
     for block in re.split(r"\n\n|\n(?=\|)", page.read_text("utf-8")):
         # Not the scripts of vLLM, which has a folder of this name.
@@ -85,13 +85,13 @@ def test_published_numbers_name_script_commit_and_date(page: Path) -> None:
             )
 
 
-def test_the_table_of_the_benchmarks_has_every_script() -> None:
+def test_the_table_of_benchmarks_has_every_script() -> None:
     text = (FOLDER / "README.md").read_text("utf-8")
     assert set(re.findall(r"^\| `([\w/]+)\.py`", text, re.MULTILINE)) == SCRIPTS
     assert {name for name in PARTS if f"`{name}.py`" in text} == PARTS
 
 
-def test_a_run_that_ends_before_the_first_reading_gives_no_number(
+def test_growth_of_a_run_without_a_reading_is_not_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The short forms run on busy hosts, where a sampling thread may miss its turn."""

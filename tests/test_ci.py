@@ -319,7 +319,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, .
     return [tuple(shlex.split(line)[1:]) for line in lines]
 
 
-def test_the_recipe_passes_as_typed_and_fails_on_a_slower_server(
+def test_the_documented_recipe_passes_and_fails_on_a_slower_server(
     recipe: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def typed(arguments: tuple[str, ...], url: str) -> int:
@@ -524,7 +524,7 @@ def test_an_address_for_prometheus_is_checked_before_the_run(
     assert "--prometheus here" in stderr and "everywhere" in stderr
 
 
-def test_a_dry_run_sees_a_folder_with_results(tmp_path: Path) -> None:
+def test_a_dry_run_refuses_a_folder_with_results_unless_forced(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
     assert exits(*RUN, "-o", str(tmp_path / "r"), "--dry-run") == 2
     assert exits(*RUN, "-o", str(tmp_path / "r"), "--dry-run", "--force") == 0

@@ -188,7 +188,7 @@ def _names(node: ast.AST) -> Iterator[ast.Name]:
     return (child for child in ast.walk(node) if isinstance(child, ast.Name))
 
 
-def test_every_code_of_the_tables_is_used() -> None:
+def test_every_error_code_is_used() -> None:
     used = {
         name: {word for code in codes_in(nodes) for word in code}
         for name, nodes in modules().items()
@@ -212,7 +212,7 @@ def test_every_diagnostic_is_constructed_with_a_code() -> None:
                     )
 
 
-def test_codes_are_short_nouns_and_few() -> None:
+def test_error_codes_are_at_most_80_lowercase_words() -> None:
     codes = get_args(errors.Code)
     assert len(codes) == len(set(codes)) <= 80
     assert all(re.fullmatch("[a-z0-9]+(_[a-z0-9]+)*", code) for code in codes)
@@ -228,7 +228,7 @@ def test_the_page_of_codes_equals_its_generated_text() -> None:
     assert set(meanings) == set(get_args(errors.Code)), "each code with its meaning behind it"
 
 
-def test_the_example_of_the_page_prints_the_documented_output(
+def test_the_example_of_the_page_of_codes_prints_the_documented_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (example,) = re.findall(

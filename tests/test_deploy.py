@@ -77,7 +77,7 @@ def validate_manifest(manifest: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema).validate(manifest)
 
 
-def test_the_job_runs_a_valid_command(tmp_path: Path) -> None:
+def test_the_kubernetes_job_runs_a_valid_command(tmp_path: Path) -> None:
     job = yaml.safe_load((DEPLOY / "job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -153,7 +153,7 @@ def test_the_image_runs_as_a_user_without_root_rights() -> None:
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "rayjob.yaml", "shards.yaml"])
-def test_manifests_are_valid(name: str) -> None:
+def test_deployment_manifests_are_valid(name: str) -> None:
     for manifest in yaml.safe_load_all((DEPLOY / name).read_text()):
         validate_manifest(manifest)
 
@@ -166,7 +166,7 @@ def test_manifests_are_valid(name: str) -> None:
         ("rayjob.yaml", ["spec", "rayClusterSpec", "headGroupSpec", "template", "spec"]),
     ],
 )
-def test_a_misspelled_field_of_a_manifest_is_found(name: str, path: list[str]) -> None:
+def test_a_misspelled_field_of_a_manifest_is_refused(name: str, path: list[str]) -> None:
     manifest = yaml.safe_load((DEPLOY / name).read_text())
     part = manifest
     for key in path:

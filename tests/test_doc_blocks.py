@@ -134,18 +134,18 @@ def _read_block(text: str, folder: Path) -> None:
         _read_workload(text, folder)
 
 
-def test_there_are_blocks_to_read() -> None:
+def test_the_documentation_has_blocks_of_yaml_and_json() -> None:
     assert len(YAML_BLOCKS) > 14
     assert JSON_BLOCKS
 
 
 @pytest.mark.parametrize("block", YAML_BLOCKS, ids=lambda block: block.place)
-def test_every_block_of_yaml_is_read(block: Block, reader_files: Path) -> None:
+def test_every_documented_block_of_yaml_is_valid(block: Block, reader_files: Path) -> None:
     _read_block(block.text, reader_files)
 
 
 @pytest.mark.parametrize("block", JSON_BLOCKS, ids=lambda block: block.place)
-def test_every_block_of_json_is_read(block: Block, tmp_path: Path) -> None:
+def test_every_documented_block_of_json_is_valid(block: Block, tmp_path: Path) -> None:
     for line in block.text.splitlines():
         json.loads(line)
     if '"prompt"' in block.text:

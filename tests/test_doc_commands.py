@@ -87,7 +87,7 @@ def reader_folder(reader_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path: 
     return reader_files
 
 
-def test_there_are_commands_to_check() -> None:
+def test_the_documentation_has_commands_with_loads_and_contracts() -> None:
     assert len(LOADS) > 30
     assert len(CONTRACTS) > 4
 
@@ -95,7 +95,7 @@ def test_there_are_commands_to_check() -> None:
 @pytest.mark.commands
 @pytest.mark.usefixtures("reader_folder")
 @pytest.mark.parametrize("command", LOADS, ids=[command.label for command in LOADS])
-def test_every_command_with_a_load_passes_a_dry_run(
+def test_every_documented_command_with_a_load_passes_a_dry_run(
     command: PageCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [PLACEHOLDER.sub(_replace_placeholder, word) for word in command.arguments]
@@ -111,7 +111,7 @@ def _replace_placeholder(match: re.Match[str]) -> str:
 
 @pytest.mark.usefixtures("reader_folder")
 @pytest.mark.parametrize("command", CONTRACTS, ids=[command.label for command in CONTRACTS])
-def test_every_contract_of_a_command_can_be_loaded(command: PageCommand) -> None:
+def test_every_contract_of_a_documented_command_can_be_loaded(command: PageCommand) -> None:
     arguments = command.arguments
     gpus = int(arguments[arguments.index("--gpus") + 1]) if "--gpus" in arguments else None
     load_contract(Path(arguments[1]), gpus=gpus)

@@ -55,7 +55,7 @@ def test_every_parser_has_a_seed_corpus() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_found_by_fuzzing_raise_only_reported_errors(name: str) -> None:
+def test_stored_inputs_of_fuzzing_raise_only_reported_errors(name: str) -> None:
     for data in corpus(name):
         run_target(name, data)
 
@@ -79,7 +79,7 @@ def test_damaged_input_raises_only_reported_errors(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "column"), [("dataset", b"prompt"), ("trace", b"TIMESTAMP"), ("folder", b"status")]
 )
-def test_a_column_with_a_name_that_is_no_text_is_refused(name: str, column: bytes) -> None:
+def test_a_parquet_column_whose_name_is_no_text_is_refused(name: str, column: bytes) -> None:
     """Of a damaged Parquet file: it was "a bug in loadgen"."""
     (data, *_) = (data for data in corpus(name) if b"PAR1" in data)
     assert run_target(name, data.replace(column, b"\xc9" * len(column)))

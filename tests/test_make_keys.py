@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize("name", make_keys.PAGES)
-def test_lists_of_keys_are_current(name: str) -> None:
+def test_the_lists_of_keys_equal_their_generated_text(name: str) -> None:
     text = (make_keys.DOCS / name).read_text("utf-8")
     assert text == make_keys.page(name), "python tests/make_keys.py"
     assert "made by tests/make_keys.py" in text

@@ -23,14 +23,16 @@ EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.
 LIBRARIES = [example.split()[1] for example in EXAMPLES]
 
 
-def test_each_library_has_an_example() -> None:
+def test_each_library_has_an_example_in_the_notebook_guide() -> None:
     assert set(LIBRARIES) == {"loadgen", "polars", "pandas", "duckdb"}
 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("default")  # warnings of other libraries about themselves
 @pytest.mark.parametrize("example", EXAMPLES, ids=LIBRARIES)
-def test_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_of_the_notebook_guide_runs(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(example.split()[1])
     _write_run(tmp_path / "results" / "RUN")
     repository_paths.unpack("search", tmp_path / "results")

@@ -24,7 +24,7 @@ def code_of(notebook: Path) -> str:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_in_an_empty_directory(notebook: Path, tmp_path: Path) -> None:
+def test_each_notebook_runs_in_an_empty_directory(notebook: Path, tmp_path: Path) -> None:
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {**os.environ, "MPLBACKEND": "agg", "PATH": os.pathsep.join(paths)}
     result = subprocess.run(
@@ -40,6 +40,6 @@ def test_notebook_runs_in_an_empty_directory(notebook: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_stored_without_outputs(notebook: Path) -> None:
+def test_each_notebook_is_stored_without_outputs(notebook: Path) -> None:
     cells = json.loads(notebook.read_text("utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells)

@@ -33,20 +33,22 @@ def stored(file: str) -> Any:
 
 
 @pytest.mark.parametrize(("file", "entry"), ENTRIES)
-def test_stored_document_equals_the_current_output(file: str, entry: str, tmp_path: Path) -> None:
+def test_each_stored_document_equals_the_current_output(
+    file: str, entry: str, tmp_path: Path
+) -> None:
     current = json.loads(json.dumps(FROZEN[file][entry](tmp_path)))
     differing_paths = list(differences(current, stored(file)[entry]))
     assert not differing_paths, "\n".join(differing_paths)
 
 
-def test_every_stored_file_and_entry_has_a_recipe() -> None:
+def test_every_stored_document_has_a_function_that_generates_it() -> None:
     assert {file.stem for file in DATA.glob("*.json")} == FROZEN.keys()
     assert {file: set(stored(file)) for file in FROZEN} == {
         file: set(entries) for file, entries in FROZEN.items()
     }
 
 
-def test_json_of_every_command_is_stored() -> None:
+def test_the_json_of_every_command_is_stored() -> None:
     calls = [" ".join(call) for call in (*TYPED, *ENDPOINT_COMMANDS) if "--json" in call]
     with_json = [name for name, command in commands().items() if "--json" in flags(command)]
     assert [
@@ -67,7 +69,7 @@ def test_json_of_every_command_is_stored() -> None:
         ({"a": None}, {"a": 0.0}, [".a: None in place of 0.0"]),
     ],
 )
-def test_a_difference_is_reported_with_its_path(
+def test_a_difference_from_a_stored_document_is_reported_with_its_path(
     current: Any, stored: Any, expected_paths: list[str]
 ) -> None:
     assert list(differences(current, stored)) == expected_paths

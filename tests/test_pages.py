@@ -258,7 +258,7 @@ OUTSIDE = """(() => {
 @pytest.mark.processes
 @pytest.mark.parametrize("width", [1400, 1920, 390])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_fits_the_screen(
+def test_each_page_fits_the_screen(
     browser: Browser, pages: dict[str, Path], kind: str, width: int
 ) -> None:
     browser.set_view(width=width, height=900)
@@ -326,7 +326,7 @@ def test_the_glossary_unfolds_from_the_top_of_every_page(
         assert browser.evaluate("document.querySelector('#glossary').open")
 
 
-def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str, Path]) -> None:
+def test_pages_of_size_and_cost_state_money_hours_and_assumptions(pages: dict[str, Path]) -> None:
     size, cost = text_of_page(pages["size"]), text_of_page(pages["cost"])
     order = (
         "USD 122,640 per month",
@@ -349,7 +349,9 @@ def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str
 
 
 @pytest.mark.processes
-def test_the_other_pages_have_their_charts(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_pages_of_other_results_have_their_charts(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     """A bar for each score and its line, one for each limit, one tick for each run."""
     browser.set_view(width=1400)
     browser.open(pages["answers"])
@@ -492,7 +494,7 @@ def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> No
     assert html.count('<div class="bars">') >= 2
 
 
-def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
+def test_the_page_of_a_validation_has_fields_for_signatures(pages: dict[str, Path]) -> None:
     html = pages["validation"].read_text("utf-8")
     text = text_of_page(pages["validation"])
     parts = [
@@ -584,7 +586,7 @@ def test_the_signed_summary_fits_one_printed_page(browser: Browser, pages: dict[
 
 
 @pytest.mark.processes
-def test_a_phone_shows_the_full_text_of_every_term(
+def test_the_full_text_of_every_term_is_visible_on_a_phone(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     browser.set_view(width=390)

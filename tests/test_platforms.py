@@ -54,7 +54,7 @@ def loadgen_on_macos(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
-def test_a_process_resembles_one_on_macos() -> None:
+def test_the_simulated_macos_process_has_neither_proc_nor_epoll() -> None:
     program = "import fcntl, os, select, sys; os.listdir('/proc/self')"
     process = run_on_macos("-c", program)
     assert "FileNotFoundError" in process.stderr
@@ -104,7 +104,7 @@ def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
 
 
 @pytest.mark.processes
-def test_doctor_says_on_macos_that_kernel_timestamps_are_missing() -> None:
+def test_doctor_reports_on_macos_that_kernel_timestamps_are_missing() -> None:
     with start(SLOW_ENOUGH) as endpoint:
         process = loadgen_on_macos("doctor", "--url", endpoint.url, "--full")
     assert "timestamps responses when" in " ".join(process.stdout.split()), process
@@ -118,7 +118,7 @@ def test_the_sdk_calls_a_server_on_macos() -> None:
 
 
 @pytest.mark.processes
-def test_what_is_stored_can_be_read_on_macos(tmp_path: Path) -> None:
+def test_stored_results_can_be_read_on_macos(tmp_path: Path) -> None:
     summary = (ROOT / "tests/data/summary_example_rag_gpus.json").read_bytes()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -71,7 +71,7 @@ NO_DICT = Dish("stew", amounts=())
 """
 
 
-def test_the_rows_of_a_table_are_loaded_on_first_use() -> None:
+def test_the_rows_of_an_open_table_are_loaded_on_first_use() -> None:
     calls = []
 
     def load_rows() -> tuple[Dish, ...]:

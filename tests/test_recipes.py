@@ -51,7 +51,7 @@ def _commands(text: str) -> list[list[str]]:
     return [shlex.split(command.replace("\\\n", " "))[1:] for command in commands]
 
 
-def test_every_page_is_recorded_and_listed() -> None:
+def test_every_recipe_page_is_registered_and_listed() -> None:
     pages = {path.name for path in FOLDER.glob("*.md")} - {"README.md"}
     assert {recipe.page for recipe in RECIPES} == pages
     overview = (FOLDER / "README.md").read_text("utf-8")
@@ -64,7 +64,9 @@ def test_every_page_is_recorded_and_listed() -> None:
 
 
 @all_recipes
-def test_a_page_follows_the_outline_and_says_what_was_executed(recipe: Recipe) -> None:
+def test_a_recipe_page_follows_the_outline_and_states_which_commands_were_executed(
+    recipe: Recipe,
+) -> None:
     text = recipe.path.read_text("utf-8")
     assert re.findall(r"(?m)^## (.*)$", text) == OUTLINE
     assert START_SCRIPT.search(text)
@@ -74,14 +76,14 @@ def test_a_page_follows_the_outline_and_says_what_was_executed(recipe: Recipe) -
 
 
 @all_recipes
-def test_a_page_shows_all_four_commands(recipe: Recipe) -> None:
+def test_a_recipe_page_has_all_four_commands(recipe: Recipe) -> None:
     names = {arguments[0] for arguments in _commands(recipe.path.read_text("utf-8"))}
     assert names == {"doctor", "run", "search", "cost"}
 
 
 @pytest.mark.commands
 @all_recipes
-def test_the_commands_of_a_page_run_in_virtual_time(
+def test_the_commands_of_a_recipe_page_run_in_virtual_time(
     recipe: Recipe,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +106,7 @@ def test_the_commands_of_a_page_run_in_virtual_time(
 
 @pytest.mark.processes
 @all_recipes
-def test_doctor_of_a_page_finds_no_problem_in_a_simulated_server(
+def test_doctor_of_a_recipe_page_reports_no_problem_of_a_simulated_server(
     recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = servers.shared().url

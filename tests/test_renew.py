@@ -7,7 +7,7 @@ from pathlib import Path
 import renew
 
 
-def test_every_script_that_writes_files_is_listed_once() -> None:
+def test_every_script_that_generates_files_is_listed_once() -> None:
     listed = [*renew.QUICK, *renew.SLOW, *renew.BY_HAND]
 
     scripts = sorted(path.name for path in Path(__file__).parent.glob("make_*.py"))

@@ -189,7 +189,9 @@ def results(results_dir: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS.builtin_rows, ids=lambda kind: kind.name)
-def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.ResultKind) -> None:
+def test_a_result_kind_that_can_be_opened_has_the_functions_of_a_report(
+    kind: result_kinds.ResultKind,
+) -> None:
     functions = kind.functions
     if functions.load is not None:
         assert functions.headline is not None and functions.document is not None
@@ -199,7 +201,7 @@ def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.Re
     assert (functions.schema is None) is (not kind.markers), "the content of the first marker"
 
 
-def test_rows_of_the_table_have_unique_names() -> None:
+def test_rows_of_the_table_of_result_kinds_have_unique_names() -> None:
     names = KINDS.names(include_plugins=False)
     assert len(set(names)) == len(names) and set(KIND_BY_NAME.values()) <= set(names)
 
@@ -224,7 +226,7 @@ def _changed(value: object, text: str, number: float) -> object:
     ("text", "number"), [("\x1b[2J VALID", 3.0), ("", 10.0**18), ("", -7.5), ("", 0.0)]
 )
 @pytest.mark.parametrize("name", KIND_BY_NAME)
-def test_a_result_of_another_person_is_shown_or_refused(
+def test_a_foreign_result_is_printed_safely_or_refused(
     results_dir: Path,
     tmp_path: Path,
     name: str,
@@ -251,7 +253,7 @@ def test_a_result_of_another_person_is_shown_or_refused(
 
 
 @pytest.mark.commands
-def test_a_comparison_with_a_header_that_fits_no_records_is_refused(
+def test_a_comparison_of_a_run_whose_header_does_not_fit_its_records_is_refused(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     its = Path(shutil.copytree(results_dir / "repeats", tmp_path / "its"))
@@ -261,7 +263,7 @@ def test_a_comparison_with_a_header_that_fits_no_records_is_refused(
     assert "the files are damaged" in capsys.readouterr().err
 
 
-def test_an_infinite_number_is_printed() -> None:
+def test_infinite_and_undefined_numbers_are_printed() -> None:
     assert (quantity(float("inf")), quantity(float("-inf")), quantity(float("nan"))) == (
         "inf",
         "-inf",
@@ -300,7 +302,7 @@ OWNERS = {  # a file that names a marker -> why
 }
 
 
-def test_only_result_kinds_checks_which_files_a_folder_has() -> None:
+def test_only_the_table_of_result_kinds_checks_the_files_of_a_folder() -> None:
     """A marker file is named only in the table of kinds and where it is written."""
     named = {marker for kind in KINDS.builtin_rows for marker in kind.markers} | {
         "search.json",
@@ -332,7 +334,7 @@ def test_a_folder_of_results_is_a_collection(results_dir: Path) -> None:
     assert "swept-twice" in opened_result.text and "swept-twice" in (opened_result.page or "")
 
 
-def test_a_folder_without_a_result_has_no_kind(tmp_path: Path) -> None:
+def test_a_folder_without_a_result_has_no_result_kind(tmp_path: Path) -> None:
     assert kind_of(tmp_path) is None
     with refused(UserError, "no_result"):
         opened(tmp_path)
@@ -344,7 +346,7 @@ def test_a_folder_without_a_result_has_no_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KIND_BY_NAME)
-def test_every_kind_is_reported(
+def test_every_result_kind_is_reported(
     results: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its text; its page beside it, or none; its document; one exit code for all."""
@@ -382,7 +384,7 @@ def test_every_kind_is_reported(
 
 
 @pytest.mark.parametrize("name", KIND_BY_NAME)
-def test_every_kind_is_loaded(results_dir: Path, name: str) -> None:
+def test_every_result_kind_is_loaded(results_dir: Path, name: str) -> None:
     loaded_result = loadgen.load(results_dir / name)
     runs_here = KIND_BY_NAME[name] == "run" or name == "mlperf"
 
@@ -397,7 +399,7 @@ def test_every_kind_is_loaded(results_dir: Path, name: str) -> None:
     assert results_dir.name in repr(loaded_result) or name in repr(loaded_result) or runs_here
 
 
-def test_a_loaded_result_gives_its_value_and_its_runs(results_dir: Path) -> None:
+def test_a_loaded_result_has_its_value_and_its_runs(results_dir: Path) -> None:
     search = loadgen.load(results_dir / "search")
 
     assert search.value.result.stop_reason and len(search.runs) == len(search.value.runs) > 2
@@ -422,7 +424,7 @@ def test_a_loaded_result_gives_its_value_and_its_runs(results_dir: Path) -> None
     )
 
 
-def test_every_kind_that_a_command_leaves_is_listed(results_dir: Path) -> None:
+def test_every_result_kind_that_a_command_writes_is_listed(results_dir: Path) -> None:
     stored_results_by_name = {result.name: result for result in results_in(results_dir)}
     folders = {name for name in KIND_BY_NAME if (results_dir / name).is_dir()} - {
         "levels",
@@ -468,7 +470,7 @@ def address(results_dir: Path) -> Iterator[str]:
         yield server.address
 
 
-def test_ui_shows_every_kind_that_is_listed(results_dir: Path, address: str) -> None:
+def test_the_ui_displays_every_listed_result_kind(results_dir: Path, address: str) -> None:
     def page(path: str) -> str:
         with urllib.request.urlopen(address + path, timeout=60) as answer:
             return unescape(answer.read().decode())
@@ -558,7 +560,7 @@ def check_bundle(result: Path, bundle: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs")]
 )
-def test_a_bundle_of_each_kind_is_reproduced(
+def test_a_bundle_of_each_result_kind_is_reproduced(
     results: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     check_bundle(results / name, tmp_path / "x.zip", kind)
@@ -580,7 +582,7 @@ def test_a_result_that_cannot_be_reproduced_is_not_bundled(
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeats_have_a_text_and_a_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("report", results / "repeats", "--full") == 0
 
     text = capsys.readouterr().out
@@ -598,7 +600,9 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
     "name",
     [name for name, kind in KIND_BY_NAME.items() if result_kinds.named(kind).functions.report],
 )
-def test_text_markdown_and_page_show_the_same_numbers(results_dir: Path, name: str) -> None:
+def test_text_markdown_and_page_of_each_result_have_the_same_numbers(
+    results_dir: Path, name: str
+) -> None:
     """Drawings aside, and what stands on a page only."""
     opened_result = opened(results_dir / name)
     report = opened_result.row.functions.report(opened_result.value)
@@ -770,7 +774,7 @@ def test_the_table_of_kinds_accepts_rows_of_plugins() -> None:
     assert import_module("loadgen.result_kinds").RUN.name == "run"
 
 
-def test_the_list_shows_when_a_size_was_computed(results_dir: Path) -> None:
+def test_the_list_states_when_a_size_was_computed(results_dir: Path) -> None:
     (row,) = [row for row in results_in(results_dir) if row.kind == "size"]
     assert row.started.startswith("20") and row.outcome.startswith("machines: ")
     assert row.started[:16].replace("T", " ") in render_text([row])
@@ -807,7 +811,7 @@ def test_a_failure_on_unchanged_files_is_reported_as_a_bug(tmp_path: Path) -> No
         "mlperf verdict",
     ],
 )
-def test_a_url_in_place_of_a_result_is_an_error_that_says_so(
+def test_a_url_in_place_of_a_result_is_refused(
     command_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
@@ -842,7 +846,7 @@ def test_a_url_in_place_of_a_result_is_an_error_that_says_so(
         "search",
     ],
 )
-def test_a_url_in_place_of_a_file_is_an_error_that_says_so(
+def test_a_url_in_place_of_a_file_is_refused_without_printing_its_password(
     command_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without its password."""

@@ -38,7 +38,7 @@ def test_the_stored_schema_equals_the_printed_schema() -> None:
 
 
 @pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "name", value))
-def test_shipped_files_conform_to_their_schema(kind: str, file: Path) -> None:
+def test_packaged_files_conform_to_their_schema(kind: str, file: Path) -> None:
     written_document = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
     jsonschema.Draft202012Validator(schema(kind)).validate(written_document)
 
@@ -76,7 +76,7 @@ def test_schemas_accept_valid_and_refuse_invalid_documents(
         (["export", "r", "--schema", "workload"], "--schema does not export a run"),
     ],
 )
-def test_export_names_a_missing_schema(
+def test_an_export_without_its_format_or_with_an_unknown_schema_is_refused(
     arguments: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ending:

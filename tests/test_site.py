@@ -61,7 +61,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.mark.parametrize("width_px", WIDTHS_PX)
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_fits_the_window_and_loads_nothing_from_elsewhere(
+def test_a_page_of_the_site_fits_the_window_and_loads_no_external_file(
     site: Path, chromium: Browser, page: str, width_px: int
 ) -> None:
     chromium.set_view(width=width_px, height=900)
@@ -73,7 +73,9 @@ def test_a_page_fits_the_window_and_loads_nothing_from_elsewhere(
     assert footer.startswith("loadgen 0.")
 
 
-def test_code_can_be_copied_and_a_tab_shows_another_server(site: Path, chromium: Browser) -> None:
+def test_code_of_the_site_can_be_copied_and_tabs_switch_the_server(
+    site: Path, chromium: Browser
+) -> None:
     chromium.set_view(width=1400, height=900)
     chromium.open(site / "get-started/first-run-vllm/index.html")
     assert chromium.evaluate("document.querySelectorAll('.md-clipboard, .md-code__button').length")
@@ -91,7 +93,7 @@ def test_the_site_has_a_dark_mode(site: Path, chromium: Browser) -> None:
     assert scheme == "slate"
 
 
-def test_llms_txt_lists_the_pages(site: Path) -> None:
+def test_the_file_llms_txt_lists_the_pages(site: Path) -> None:
     text = (site / "llms.txt").read_text("utf-8")
     assert text.startswith("# loadgen\n")
     for section in ("Get started", "Guides", "Concepts", "Reference", "Evidence"):

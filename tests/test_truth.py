@@ -48,7 +48,7 @@ def log(
 SENDS = ((0, 0, 1 * MS), (2, 0, 10 * MS), (1, 0, 12 * MS), (2, 4, 50 * MS), (1, 4, 54 * MS))
 
 
-def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
+def test_records_are_joined_with_the_server_log_by_request_id_and_not_by_number() -> None:
     seen = compare_with_log(
         rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START
     )
@@ -89,7 +89,7 @@ def test_a_measurement_error_is_bounded_by_its_timestamp_uncertainty(
     assert seen.error_max_ms == round(abs(late_ns) / 1e6, 4)
 
 
-def test_truth_is_none_for_other_runs_and_for_failures() -> None:
+def test_a_server_log_of_another_run_or_of_failures_is_not_compared() -> None:
     assert compare_with_log(rows((1, 2, 0)), log(*SENDS), "other", START) is None
     assert compare_with_log(rows((1, 2, 0), status=1), log(*SENDS), "run", START) is None
     assert compare_with_log(rows((1, 2, 0)), log(ids=()), "run", START) is None

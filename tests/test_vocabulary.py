@@ -128,7 +128,7 @@ def texts(nodes_of_module: list[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, PLACEHOLDER.sub("", node.value)
 
 
-def test_no_name_is_a_replaced_word() -> None:
+def test_no_name_in_the_code_is_a_replaced_word() -> None:
     uses = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path, module in (nodes_of_modules() | nodes_of_tests()).items()

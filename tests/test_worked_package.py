@@ -84,14 +84,14 @@ def acme(site: Path) -> Path:
     return site
 
 
-def test_the_page_shows_lines_of_the_package() -> None:
+def test_the_page_quotes_lines_of_the_example_package() -> None:
     for kind, name in (("toml", "pyproject.toml"), ("python", "acme_loadgen.py")):
         (block,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
         assert block in (PACKAGE / name).read_text("utf-8")
 
 
 @pytest.mark.usefixtures("acme")
-def test_the_package_has_a_row_in_each_table_and_no_error() -> None:
+def test_the_example_package_has_a_row_in_each_table_without_an_error() -> None:
     for table in plugin_checks.TABLES:
         (plugin,) = table.plugins
         assert plugin.error == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), (
@@ -181,7 +181,7 @@ def test_the_file_format_of_the_package_is_read_written_and_replayed(
         ),
     ],
 )
-def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
+def test_an_error_in_a_row_is_attributed_to_the_plugin(
     site: Path,
     tmp_path: Path,
     capsys: Any,
@@ -209,7 +209,9 @@ def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
 
 
 @pytest.mark.usefixtures("acme")
-def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_commands_of_the_example_package_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     typed = re.findall(r"(?m)^    loadgen (.*)$", PAGE)
     assert len(typed) == 2
@@ -299,7 +301,7 @@ def test_a_run_uses_the_backend_and_the_server_of_the_package(tmp_path: Path, ca
 
 
 @pytest.mark.usefixtures("acme")
-def test_a_backend_that_fails_at_its_start_is_reported_as_that_of_the_plugin(
+def test_a_failure_of_a_backend_at_its_start_is_attributed_to_the_plugin(
     tmp_path: Path, capsys: Any
 ) -> None:
     assert exits("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
@@ -420,7 +422,7 @@ TRIALS = {
 
 
 @pytest.mark.parametrize("kind", TRIALS)
-def test_a_row_touches_at_most_three_files(kind: str) -> None:
+def test_a_new_row_of_a_table_changes_at_most_three_files(kind: str) -> None:
     pattern, files = TRIALS[kind]
     sources = [*ROOT.glob("loadgen/**/*.py"), *ROOT.glob("sdk/loadgen_sdk/**/*.py")]
     file_paths = {

@@ -43,25 +43,25 @@ def project() -> Iterator[ProjectCopy]:
         yield copy
 
 
-def test_the_table_has_forty_changes_and_most_are_random() -> None:
+def test_the_table_of_mutations_has_forty_changes_most_of_them_random() -> None:
     mutations = [mutation for mutation in MUTATIONS if mutation.seed is not None]
     assert len(MUTATIONS) >= 40
     assert len(mutations) > len(MUTATIONS) / 2
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
 
 
-def test_every_dropped_change_has_a_reason() -> None:
+def test_every_dropped_mutation_has_a_reason() -> None:
     assert all(dropped.reason for dropped in read_dropped())
     assert len(read_dropped()) < len(MUTATIONS) / 2
 
 
-def test_every_dropped_change_quotes_the_current_source() -> None:
+def test_every_dropped_mutation_quotes_the_current_source() -> None:
     for dropped in read_dropped():
         changed = dropped.apply(dropped.source())
         compile(changed, dropped.file, "exec")
 
 
-def test_a_quote_that_matches_nothing_is_refused() -> None:
+def test_a_mutation_of_text_outside_the_source_is_refused() -> None:
     mutation = MUTATIONS[0]
     dropped = read_dropped()[0]
     for change in (mutation, dropped):
@@ -70,7 +70,7 @@ def test_a_quote_that_matches_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=case_name)
-def test_a_change_applies_to_the_current_source(mutation: Mutation) -> None:
+def test_every_mutation_applies_to_the_current_source(mutation: Mutation) -> None:
     source = mutation.source()
     changed = mutation.apply(source)
     assert changed != source
@@ -78,7 +78,7 @@ def test_a_change_applies_to_the_current_source(mutation: Mutation) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=case_name)
-def test_the_tests_of_a_change_exist(mutation: Mutation) -> None:
+def test_the_tests_of_every_mutation_exist(mutation: Mutation) -> None:
     assert mutation.tests
 
     for test in mutation.tests:
@@ -102,12 +102,14 @@ def test_the_tests_of_a_change_exist(mutation: Mutation) -> None:
         ("a = 7", "a = 8"),
     ],
 )
-def test_a_draw_changes_one_operator_extreme_or_constant(source: str, changed: str) -> None:
+def test_a_random_mutation_changes_one_operator_extreme_or_constant(
+    source: str, changed: str
+) -> None:
     assert [change.new_text for change in find_changes("file.py", source)] == [changed]
 
 
 @pytest.mark.processes
-def test_a_change_without_effect_survives(project: ProjectCopy) -> None:
+def test_a_mutation_without_effect_survives(project: ProjectCopy) -> None:
     """The guard cannot pass because its tests fail anyway."""
     harmless = Mutation(
         name="a comment",
@@ -125,7 +127,7 @@ def test_a_change_without_effect_survives(project: ProjectCopy) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("mutation", "mode"), sample_cases(), ids=case_name)
-def test_a_sample_of_changes_is_noticed(
+def test_a_sample_of_mutations_fails_its_tests(
     project: ProjectCopy, mutation: Mutation, mode: Mode
 ) -> None:
     check_noticed(project, mutation, mode)
@@ -135,7 +137,9 @@ def test_a_sample_of_changes_is_noticed(
 @pytest.mark.mutations
 @pytest.mark.processes
 @pytest.mark.parametrize(("mutation", "mode"), cases(MUTATIONS), ids=case_name)
-def test_every_change_is_noticed(project: ProjectCopy, mutation: Mutation, mode: Mode) -> None:
+def test_every_mutation_fails_its_tests(
+    project: ProjectCopy, mutation: Mutation, mode: Mode
+) -> None:
     check_noticed(project, mutation, mode)
 
 
