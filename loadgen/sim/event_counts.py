@@ -243,7 +243,7 @@ class _EventCounter:
                 stops=spans.last_event[in_stage],
                 length=len(gaps_ns),
             )
-            self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
+            self._gaps_of_stage[stage].add_repeated(gaps_ns, gap_counts)
 
         # A record may have several spans. `maximum.at` takes the largest gap of all of them.
         largest_ns = _range_maxima(gaps_ns, starts=spans.first_event, stops=spans.last_event)

@@ -146,7 +146,7 @@ def test_records_of_a_virtual_run_equal_those_computed_token_by_token(
 def test_a_weighted_histogram_equals_adding_every_value() -> None:
     values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
     histogram, other = Histogram(), Histogram()
-    histogram.add(values, counts)
+    histogram.add_repeated(values, counts)
     other.add(np.repeat(values, counts))
     assert histogram.to_bytes() == other.to_bytes()
     assert int(histogram.counts[bucket_numbers(np.array([5]))[0]]) == 2

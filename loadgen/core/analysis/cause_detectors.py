@@ -84,8 +84,8 @@ _MIN_AFFECTED_FACTOR = 2
 """Long prompts affect at least so many times the share of the slow requests as of the fast ones."""
 _AFFECTED_SAMPLE = 300
 """About so many slow requests, and fast ones, are examined for long prompts that affect them."""
-_MIN_CAP_INCREASE = 0.5
-"""The increase of the share of readings in which the hardware reports lower clocks."""
+_MIN_REASON_INCREASE = 0.5
+"""A reason for lower clocks counts if the share of the readings that report it rises by so much."""
 _BATCH_FRACTION = 0.2
 """The fifth of the requests with the smallest batches is compared with that with the largest."""
 _NEAR_MEDIAN = SIGNIFICANT_CHANGE - 1
@@ -138,7 +138,7 @@ class Case(msgspec.Struct, frozen=True):
     run: RunSources
 
     @property
-    def is_explainable(self) -> bool:
+    def has_slow_requests(self) -> bool:
         """Whether enough requests are slow to be compared with fast ones."""
         return bool(self.excess_shares)
 
@@ -288,19 +288,17 @@ class _Burst(NamedTuple):
 def detect_periodic_stalls(case: Case) -> Cause | None:
     """Detect short bursts of slow requests at regular intervals.
 
-    Such bursts show that the server stops from time to time, for example for a checkpoint.
+    Such bursts show that the server stops from time to time, for example for a checkpoint. They
+    must have most of the slow requests, of which there is at least one.
     """
-    # A relative time is 0 at the start of the load and 1 at its end.
+    # The scheduled times of the slow requests, in seconds since the first request of the run.
     slow_times_s = case.relative_time[case.is_slow] * case.span_s
-    slow_requests = len(slow_times_s)
-
     bursts = _drop_small_bursts(_find_bursts(slow_times_s))
-    requests_in_bursts = sum(burst.size for burst in bursts)
-    share_in_bursts = requests_in_bursts / slow_requests
-    if share_in_bursts < CLEAR_SHARE:
-        return None
 
-    if not _are_short_and_periodic(bursts, case.span_s):
+    slow_in_bursts = sum(burst.size for burst in bursts)
+    share_in_bursts = slow_in_bursts / len(slow_times_s)
+    have_most_requests = share_in_bursts >= CLEAR_SHARE
+    if not have_most_requests or not _are_short_and_periodic(bursts, case.span_s):
         return None
 
     burst_starts_s = [burst.start_s for burst in bursts]
@@ -402,6 +400,9 @@ def detect_slower_hardware(case: Case) -> Cause | None:
 
     The hardware is slower from then on. For example, a GPU lowers its clock rate when it reaches a
     limit of its power or temperature.
+
+    The share of the cause is how clearly the step separates requests: if 95 % of the requests
+    before it have a low TPOT, and 92 % of those after it a high one, the share is 92 %.
     """
     tpot_ns = case.requests.measure("tpot")
     has_tpot = tpot_ns != UNDEFINED
@@ -413,15 +414,26 @@ def detect_slower_hardware(case: Case) -> Cause | None:
     if _has_load_risen(case, step.relative_time):
         return None
 
-    reason = _describe_throttling(case, step.relative_time)
-    if not reason:
-        reason = "the machine became slower (a power or thermal cap, or another workload)"
+    reported_reason = _describe_throttling(case, step.relative_time)  # "" if none is reported
+    evidence = _describe_step(step, case.span_s, reported_reason)
+    return make_cause(_SLOWER_HARDWARE_CODE, share=step.separation, evidence=evidence)
 
-    evidence = (
-        f"from t={step.relative_time * case.span_s:.0f} s on, each token took "
+
+def _describe_step(step: _TpotStep, span_s: float, reported_reason: str) -> str:
+    """Return the sentence about a step of TPOT.
+
+    Args:
+        step: The step.
+        span_s: The length of the load.
+        reported_reason: Why the hardware is slower, or "" if it reports no reason.
+    """
+    reason = (
+        reported_reason or "the machine became slower (a power or thermal cap, or another workload)"
+    )
+    return (
+        f"from t={step.relative_time * span_s:.0f} s on, each token took "
         f"{step.factor - 1:.0%} longer although the load did not increase: {reason}"
     )
-    return make_cause(_SLOWER_HARDWARE_CODE, share=step.separation, evidence=evidence)
 
 
 def _has_load_risen(case: Case, relative_time: float) -> bool:
@@ -472,22 +484,19 @@ def _measure_tpot_step(
     if not has_enough_requests:
         return None
 
+    # Simulated requests can have a TPOT of 0 ns, by which nothing can be divided.
     median_before_ns = float(np.median(before_ns))
     median_after_ns = float(np.median(after_ns))
-
-    # Simulated requests can have 0 ns. The lower limit avoids a division by 0.
-    divisor_ns = max(median_before_ns, 1.0)
-    factor = median_after_ns / divisor_ns
-    if factor < SIGNIFICANT_CHANGE:
-        return None
+    factor = median_after_ns / max(median_before_ns, 1.0)
 
     rises_gradually = _is_rising(before_ns) or _is_rising(after_ns)
-    if rises_gradually:
+    if factor < SIGNIFICANT_CHANGE or rises_gradually:
         return None
 
-    # The geometric mean of both medians: 200 ns for the medians 100 ns and 400 ns.
-    middle_ns = median_before_ns * factor**0.5
-    separation = _measure_separation(before_ns, after_ns, middle_ns)
+    # The threshold between low and high TPOT is the geometric mean of both medians, which is by the
+    # same factor above one as below the other: 200 ns for 100 ns and 400 ns, with a factor of 4.
+    threshold_ns = median_before_ns * factor**0.5
+    separation = _measure_separation(before_ns, after_ns, threshold_ns)
     return _TpotStep(step_time, factor, separation)
 
 
@@ -515,25 +524,26 @@ def _is_rising(values: NDArray[np.float64]) -> bool:
 def _describe_throttling(case: Case, step_time: float) -> str:
     """Return why GPUs lowered their clocks from a time on, or "" if they report no reason.
 
-    An example is "the GPUs report a power cap in 90% of the readings, 2% before".
+    GPUs report reasons such as a power cap each time when they are read. The first reason counts
+    that is reported much more often after the time. An example of the result is "the GPUs report a
+    power cap in 90% of the readings, 2% before".
 
     Args:
         case: The requests, with the samples of the hardware.
         step_time: The time, from 0 at the start of the load to 1 at its end.
     """
-    first_due_ns = case.requests["due_ns"][0]
-    start_s = float(first_due_ns) / 1e9
-    step_s = start_s + step_time * case.span_s
-    end_s = start_s + case.span_s
+    # The times in seconds since the start of the run, as those of the samples are.
+    load_start_s = float(case.requests["due_ns"][0]) / 1e9
+    step_s = load_start_s + step_time * case.span_s
+    load_end_s = load_start_s + case.span_s
 
-    # For each reason, the share of the readings in which a GPU reports the reason.
-    shares_before = energy.throttled_fractions(case.run.samples, start_s, step_s)
-    shares_after = energy.throttled_fractions(case.run.samples, step_s, end_s)
+    # For each reason, the share of the readings in which a GPU reports it.
+    shares_before = energy.throttled_fractions(case.run.samples, load_start_s, step_s)
+    shares_after = energy.throttled_fractions(case.run.samples, step_s, load_end_s)
 
     for reason, share_after in shares_after.items():
         share_before = shares_before.get(reason, 0.0)
-        increase = share_after - share_before
-        if increase >= _MIN_CAP_INCREASE:
+        if share_after - share_before >= _MIN_REASON_INCREASE:
             return (
                 f"the GPUs report a {reason} in {share_after:.0%} of the readings, "
                 f"{share_before:.0%} before"
@@ -599,24 +609,22 @@ def detect_full_kv_cache(case: Case) -> Cause | None:
 def detect_long_prompts(case: Case) -> Cause | None:
     """Detect slow requests that have an unusually long prompt, or waited while one was processed.
 
-    This must apply to most slow requests, and to a much smaller share of the fast requests.
+    A prompt is long if it has more than _LONG_PROMPT times as many tokens as the median prompt. The
+    result is None in two cases: if long prompts are no exception, or if they do not affect most of
+    the slow requests and much fewer of the fast requests.
     """
-    # Long prompts are a cause only if few prompts are long.
     prompt_tokens = case.requests["input_tokens"]
     limit_tokens = _LONG_PROMPT * float(np.median(prompt_tokens))
-    long_indexes = np.flatnonzero(prompt_tokens > limit_tokens)
-    if not _are_exceptional(len(long_indexes), len(prompt_tokens)):
+    has_long_prompt = prompt_tokens > limit_tokens
+    if not _are_exceptional(has_long_prompt):
         return None
 
-    # A request is affected if its own prompt is long, or if it waited for a long one.
-    slow_indexes = np.flatnonzero(case.is_slow)
-    fast_indexes = np.flatnonzero(case.is_fast)
-    slow_share = _share_affected(case, slow_indexes, long_indexes)
-    fast_share = _share_affected(case, fast_indexes, long_indexes)
-
-    # Many more of the slow requests than of the fast requests must be affected.
-    min_slow_share = max(CLEAR_SHARE, _MIN_AFFECTED_FACTOR * fast_share)
-    if slow_share < min_slow_share:
+    # The shares of the slow and of the fast requests that long prompts affect.
+    slow_share = _share_affected(case, case.is_slow, has_long_prompt)
+    fast_share = _share_affected(case, case.is_fast, has_long_prompt)
+    affects_most_slow = slow_share >= CLEAR_SHARE
+    affects_fewer_fast = slow_share >= _MIN_AFFECTED_FACTOR * fast_share
+    if not affects_most_slow or not affects_fewer_fast:
         return None
 
     evidence = (
@@ -626,52 +634,67 @@ def detect_long_prompts(case: Case) -> Cause | None:
     return make_cause("long_prompts", slow_share, evidence)
 
 
-def _are_exceptional(long_count: int, prompt_count: int) -> bool:
-    """Return True if long prompts are an exception, but not extremely rare."""
-    min_count = _MIN_LONG_SHARE * prompt_count
-    max_count = _MAX_LONG_SHARE * prompt_count
-    return min_count <= long_count <= max_count
+def _are_exceptional(has_long_prompt: Mask) -> bool:
+    """Return True if long prompts are an exception among all prompts, but not extremely rare."""
+    prompt_count = len(has_long_prompt)
+    long_count = int(np.count_nonzero(has_long_prompt))
+    return _MIN_LONG_SHARE * prompt_count <= long_count <= _MAX_LONG_SHARE * prompt_count
 
 
-def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
-    """Return the share of requests that a long prompt slows down.
+class _ProcessedPrompts(NamedTuple):
+    """When and where prompts were processed: from the send of a request to its first token.
+
+    Attributes:
+        start_ns: When each request was sent.
+        end_ns: When its first token arrived.
+        replica_keys: The replica of each request.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    replica_keys: Ints
+
+    def is_any_between(self, start_ns: int, end_ns: int, replica_key: int) -> bool:
+        """Return True if a replica processed any of the prompts between two times."""
+        # Two spans of time overlap if each starts before the other one ends.
+        is_overlapping = (self.start_ns < end_ns) & (self.end_ns > start_ns)
+        is_same_replica = self.replica_keys == replica_key
+        return bool((is_overlapping & is_same_replica).any())
+
+
+def _share_affected(case: Case, is_examined: Mask, has_long_prompt: Mask) -> float:
+    """Return the share of the examined requests that a long prompt slows down.
+
+    A request is affected if its own prompt is long, or if the same replica processed a long prompt
+    between its send and its first token.
 
     Args:
         case: All requests.
-        indexes: The indexes of the requests whose share is returned.
-        long_indexes: The indexes of all requests with a long prompt.
+        is_examined: Which requests are examined, at least one.
+        has_long_prompt: Which requests have a long prompt.
     """
-    # To save time, only about _AFFECTED_SAMPLE requests, evenly spread, are examined.
-    stride = max(len(indexes) // _AFFECTED_SAMPLE, 1)
-    sampled_indexes = indexes[::stride].tolist()
-    affected_count = sum(_is_affected(case, index, long_indexes) for index in sampled_indexes)
-    return affected_count / len(sampled_indexes)
-
-
-def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
-    """Return True if a request has a long prompt, or waited while a long prompt was processed.
-
-    A prompt is processed from the send of its request to the first token, at one replica.
-
-    Args:
-        case: All requests.
-        index: The index of the request.
-        long_indexes: The indexes of all requests with a long prompt.
-    """
-    has_long_prompt = (long_indexes == index).any()
-    if has_long_prompt:
-        return True
-
-    is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
-    long_at_replica = long_indexes[is_same_replica]
-
-    # Two spans of time overlap if each starts before the other one ends.
     sent_ns = case.requests["sent_ns"]
     first_token_ns = case.requests["first_token_ns"]
-    starts_before_end = sent_ns[long_at_replica] < first_token_ns[index]
-    ends_after_start = first_token_ns[long_at_replica] > sent_ns[index]
-    overlaps = starts_before_end & ends_after_start
-    return bool(overlaps.any())
+    long_prompts = _ProcessedPrompts(
+        start_ns=sent_ns[has_long_prompt],
+        end_ns=first_token_ns[has_long_prompt],
+        replica_keys=case.replica_keys[has_long_prompt],
+    )
+
+    # To save time, only about _AFFECTED_SAMPLE requests, evenly spread, are examined.
+    all_indexes = np.flatnonzero(is_examined)
+    stride = max(len(all_indexes) // _AFFECTED_SAMPLE, 1)
+    indexes = all_indexes[::stride].tolist()
+
+    affected_count = 0
+    for index in indexes:
+        has_waited = long_prompts.is_any_between(
+            sent_ns[index], first_token_ns[index], case.replica_keys[index]
+        )
+        if has_long_prompt[index] or has_waited:
+            affected_count += 1
+
+    return affected_count / len(indexes)
 
 
 class _WaitInServer(NamedTuple):
@@ -707,31 +730,39 @@ def detect_growing_queue(case: Case) -> Cause | None:
 
 
 def _locate_wait(case: Case) -> _WaitInServer | None:
-    """Return where the slow requests waited in the server, or None if not in a queue.
+    """Return where the slow requests waited in the server, or None if nothing shows a queue.
 
-    A queue is "likely" if the server reports the waiting time as queueing, and "possible" if the
-    server does not report queueing, or seems to count waiting as prefill.
+    A queue is "likely" if the server reports most of the excess TTFT as queueing. It is "possible"
+    if the server does not report queueing, or seems to count waiting as prefill.
     """
-    # The TTFT of a request consists of parts, such as "queue" and "prefill". Each part has a share
-    # of the time by which the TTFT of the slow requests is longer than that of the fast requests.
-    shares = case.excess_shares
+    # The share of each part of TTFT in the excess TTFT of the slow requests.
+    share_by_part = case.excess_shares
 
-    is_queue_time_reported = "queue" in shares
-    if not is_queue_time_reported:
-        location = "in the server, probably in its queue"
-        return _WaitInServer(location, certainty="possible", explained_share=shares["rest"])
+    queue_share = share_by_part.get("queue")
+    if queue_share is None:
+        # The server does not report queueing, so the time in the queue is in no other part.
+        return _WaitInServer(
+            location="in the server, probably in its queue",
+            certainty="possible",
+            explained_share=share_by_part["rest"],
+        )
 
-    if shares["queue"] >= MOST_OF_EXCESS:
-        location = "in the server's queue"
-        return _WaitInServer(location, certainty="likely", explained_share=shares["queue"])
+    if queue_share >= MOST_OF_EXCESS:
+        return _WaitInServer(
+            location="in the server's queue",
+            certainty="likely",
+            explained_share=queue_share,
+        )
 
     if _may_count_waiting_as_prefill(case):
-        location = (
-            "in the server: it reports the time as prefill, although these prompts "
-            "are not longer than others"
+        return _WaitInServer(
+            location=(
+                "in the server: it reports the time as prefill, although these prompts "
+                "are not longer than others"
+            ),
+            certainty="possible",
+            explained_share=queue_share + share_by_part["prefill"],
         )
-        share = shares["queue"] + shares["prefill"]
-        return _WaitInServer(location, certainty="possible", explained_share=share)
 
     return None
 
@@ -945,11 +976,12 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
 
 
 def _cause_by_equal_tpot(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
-    """Return batches as a possible cause of a missed limit of the time per output token (TPOT).
+    """Return the speed of all batches as a possible cause of a missed limit of TPOT.
 
-    This is for a TPOT that is not clearly higher in large batches than in small ones. Either all
-    batches are too large, because the load is too high, or the server cannot decode faster. The
-    share of the cause is the share of the requests with a TPOT near the median.
+    This is for a time per output token (TPOT) that is about the same in small and large batches.
+    Either all batches are too large, because the load is too high, or the server cannot decode
+    faster. Both explain the requests whose TPOT is near the median, so the share of the cause is
+    the share of these requests.
 
     Args:
         tpot_ns: The TPOT of each request.
@@ -973,7 +1005,7 @@ def _cause_by_equal_tpot(tpot_ns: Ints, batches: _BatchComparison, limit_ms: flo
     return make_cause("batch", share_near_median, evidence, "possible")
 
 
-DETECTORS: tuple[Detector, ...] = (
+COMPARING_DETECTORS: tuple[Detector, ...] = (
     detect_buffering,
     detect_network,
     detect_startup,
@@ -991,7 +1023,7 @@ DETECTORS: tuple[Detector, ...] = (
 Special causes come before general ones. A stall, for example, also creates a queue, so the queue is
 only named if nothing explains it.
 """
-DETECTORS_OF_ALL: tuple[Detector, ...] = (
+DETECTORS_WITHOUT_COMPARISON: tuple[Detector, ...] = (
     detect_buffering,
     detect_slower_hardware,
     detect_queue_of_all,

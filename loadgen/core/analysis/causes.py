@@ -13,8 +13,8 @@ import numpy as np
 
 from loadgen.core.analysis import queue_evidence
 from loadgen.core.analysis.cause_detectors import (
-    DETECTORS,
-    DETECTORS_OF_ALL,
+    COMPARING_DETECTORS,
+    DETECTORS_WITHOUT_COMPARISON,
     MIN_REQUESTS,
     MIN_SLOW_REQUESTS,
     MOST_OF_EXCESS,
@@ -25,7 +25,13 @@ from loadgen.core.analysis.cause_detectors import (
     RunSources,
     client_cause,
 )
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, order_by_time
+from loadgen.core.metrics.columns import (
+    UNDEFINED,
+    Columns,
+    JoinedColumns,
+    as_selection,
+    order_by_time,
+)
 from loadgen.core.metrics.replica_keys import replica_keys
 from loadgen.core.metrics.request_metrics import earliest_send_ns
 from loadgen.core.metrics.sections import Cause, Explanation
@@ -34,8 +40,11 @@ from loadgen.core.server_metrics import series
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from numpy.typing import NDArray
+
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.server_metrics.series import MetricSample
+    from loadgen.core.slo import Slo
 
 MAX_REQUESTS = 200_000
 """The largest number of requests that are examined. Of more, every second or third one is, and so
@@ -121,15 +130,17 @@ def _select_examined_requests(measured_stages: Sequence[Columns]) -> _ExaminedRe
 def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints:
     """Return the indexes of the requests with a TTFT, ordered by scheduled time.
 
-    Requests with the same scheduled time are ordered by their position in the schedule.
+    Requests with the same scheduled time are in the order of their slots. A slot is the position of
+    a request in the schedule.
     """
-    due_ns = requests["due_ns"]
-    slot = requests["slot"]
-    if has_ttft.all():
-        return order_by_time(due_ns, slot)
-    indexes = np.flatnonzero(has_ttft)
-    order: Ints = indexes[order_by_time(due_ns[has_ttft], slot[has_ttft])]
-    return order
+    rows_with_ttft = as_selection(has_ttft)
+    due_ns = requests["due_ns"][rows_with_ttft]
+    slots = requests["slot"][rows_with_ttft]
+    time_order = order_by_time(due_ns, slots)
+
+    # `time_order` counts only the requests with a TTFT; the result counts all requests.
+    indexes_with_ttft: Ints = np.flatnonzero(has_ttft)
+    return indexes_with_ttft[time_order]
 
 
 def _build_case(
@@ -152,41 +163,63 @@ def _build_case(
     requests = examined.requests
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
+    time_in_load = _measure_time_in_load(requests["due_ns"])
 
-    excess_shares = _explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed)
-
-    # Times since the first request, relative to the time of the last request.
-    time_since_first_ns = requests["due_ns"] - requests["due_ns"][0]
-    span_ns = max(int(time_since_first_ns[-1]), 1)  # not 0, because it is a divisor
-    relative_time = time_since_first_ns / span_ns
-
-    target_and_replica_keys = replica_keys(requests).astype(np.int64)
-    run = RunSources(manifest, samples, series.compute_curves(samples))
     return Case(
         requests=requests,
         stride=examined.stride,
         ttft_ns=server_ttft_ns,
         is_slow=speed.is_slow,
         is_fast=speed.is_fast,
-        excess_shares=excess_shares,
-        relative_time=relative_time,
-        span_s=span_ns / 1e9,
-        replica_keys=target_and_replica_keys,
-        run=run,
+        excess_shares=_share_of_excess_by_part(requests, server_ttft_ns, send_delay_ns, speed),
+        relative_time=time_in_load.relative,
+        span_s=time_in_load.span_s,
+        replica_keys=replica_keys(requests).astype(np.int64),
+        run=RunSources(manifest, samples, series.compute_curves(samples)),
     )
+
+
+class _TimeInLoad(NamedTuple):
+    """When requests were scheduled, as a fraction of the load.
+
+    Attributes:
+        relative: The time of each request, from 0 at the first request to 1 at the last.
+        span_s: The time from the first request to the last, which is more than 0.
+    """
+
+    relative: NDArray[np.float64]
+    span_s: float
+
+
+def _measure_time_in_load(due_ns: Ints) -> _TimeInLoad:
+    """Return when each request was scheduled, as a fraction of the load.
+
+    With requests at 10 s, 12 s and 20 s, the fractions are 0, 0.2 and 1, of a span of 10 s.
+
+    Args:
+        due_ns: The scheduled times, in ascending order.
+    """
+    since_first_ns = due_ns - due_ns[0]
+    span_ns = max(int(since_first_ns[-1]), 1)  # not 0, because it is a divisor
+    return _TimeInLoad(relative=since_first_ns / span_ns, span_s=span_ns / 1e9)
 
 
 def _detect_causes(case: Case, withheld_metrics: Collection[str]) -> list[Cause]:
     """Return the causes that the detectors find, the most specific first.
 
-    If too few requests are slow, only the detectors that need no comparison with fast requests are
-    used. If TPOT is withheld, the detectors that need TPOT are left out.
+    A detector is a function that returns a cause, or None if the requests show no trace of it. If
+    too few requests are slow, only the detectors that need no comparison of slow requests with fast
+    ones are used. If the metric "tpot" is withheld, the detectors that need it are left out.
     """
-    detectors = DETECTORS if case.is_explainable else DETECTORS_OF_ALL
+    detectors = COMPARING_DETECTORS if case.has_slow_requests else DETECTORS_WITHOUT_COMPARISON
     if "tpot" in withheld_metrics:
         detectors = tuple(detect for detect in detectors if detect not in TPOT_DETECTORS)
 
-    causes = [detect(case) for detect in detectors]
+    return _known_causes(*(detect(case) for detect in detectors))
+
+
+def _known_causes(*causes: Cause | None) -> list[Cause]:
+    """Return the causes that are not None, in the same order."""
     return [cause for cause in causes if cause is not None]
 
 
@@ -204,46 +237,45 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
         server_causes: The causes at the server, the most specific first.
         send_delay_ns: How late the client sent each request.
     """
-    ttft_with_send_delay_ns = case.requests.measure("ttft")
-    speed = _classify_speed(ttft_with_send_delay_ns)
+    ttft_ns = case.requests.measure("ttft")  # with the send delay
+    speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
 
-    client = _client_as_main_cause(ttft_with_send_delay_ns, send_delay_ns, speed)
+    client = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
     if client is not None:
-        subject = _describe_slow(slow_count, len(ttft_with_send_delay_ns))
-        return _compose_explanation([client, *server_causes], slow_count, subject)
+        causes = [client, *server_causes]
+        introduction = _count_slow_requests(speed.is_slow)
+    elif server_causes:
+        minor_client = _client_as_minor_cause(ttft_ns, send_delay_ns)
+        causes = _known_causes(*server_causes, minor_client)
+        introduction = _introduce_server_cause(server_causes[0], case)
+    else:
+        run = case.run
+        queue = _queue_of_missed_limit(case.requests, send_delay_ns, run.manifest.slo, run.samples)
+        causes = _known_causes(queue)
+        introduction = ""
 
-    if server_causes:
-        main_cause = server_causes[0]
-        minor_causes = _client_as_minor_cause(ttft_with_send_delay_ns, send_delay_ns)
-        subject = _subject_of_evidence(main_cause, case)
-        return _compose_explanation([*server_causes, *minor_causes], slow_count, subject)
-
-    queue = _find_queue(case.requests, send_delay_ns, case.run.manifest, case.run.samples)
-    queue_causes = [] if queue is None else [queue]
-    return _compose_explanation(queue_causes, slow_count)
-
-
-def _compose_explanation(
-    causes: Sequence[Cause], slow_count: int, subject: str = ""
-) -> Explanation:
-    """Return the causes of slow requests, with a paragraph that explains them."""
-    text = _compose_text(causes, subject)
+    text = _compose_text(causes, introduction)
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
 
 def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> Cause | None:
     """Return the client as a cause if its send delay explains most of the excess TTFT, else None.
 
-    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones.
+    An excess is by how much the mean of the slow requests is above that of the fast ones. If slow
+    requests were sent 300 ms later than fast ones, and their TTFT is 400 ms longer, the delay
+    explains 300 / 400 = 75 %.
+
+    Args:
+        ttft_ns: The TTFT of each request, with the send delay.
+        send_delay_ns: How late the client sent each request.
+        speed: Which requests are slow, and which are fast.
     """
     if not speed.is_comparable:
         return None
 
-    # How much larger the mean of the slow requests is than the mean of the fast ones.
     excess_delay_ns = speed.excess_of_slow(send_delay_ns)
     excess_ttft_ns = speed.excess_of_slow(ttft_ns)
-
     explained_share = excess_delay_ns / excess_ttft_ns
     if explained_share < MOST_OF_EXCESS:
         return None
@@ -254,55 +286,56 @@ def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> 
     return client_cause(explained_share, evidence)
 
 
-def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> list[Cause]:
-    """Return the client as a possible cause, or an empty list if its send delay is short.
+def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> Cause | None:
+    """Return the client as a possible cause, or None if its send delay is short.
 
     A delay is short if its share of the mean TTFT is below MIN_CLIENT_SHARE.
     """
     share = float(send_delay_ns.mean() / ttft_ns.mean())
     if share < MIN_CLIENT_SHARE:
-        return []
+        return None
 
     evidence = f"the client sent requests late, which explains {share:.0%} of the mean TTFT"
-    return [client_cause(share, evidence, "possible")]
+    return client_cause(share, evidence, "possible")
 
 
-def _subject_of_evidence(cause: Cause, case: Case) -> str:
-    """Return the beginning of the sentence about a cause, which says how many requests were slow.
+def _introduce_server_cause(cause: Cause, case: Case) -> str:
+    """Return how many requests were slow, as the beginning of the sentence about a cause.
 
-    A cause that concerns all requests has no such beginning: "".
+    Return "" if the sentence is not about slow requests: if too few are slow, or if the evidence
+    for the cause is about all requests.
     """
-    is_about_slow = case.is_explainable and cause.code not in _CODES_ABOUT_ALL
-    if not is_about_slow:
+    is_about_all = cause.code in _CODES_ABOUT_ALL
+    if is_about_all or not case.has_slow_requests:
         return ""
-
-    slow_count = int(case.is_slow.sum())
-    return _describe_slow(slow_count, len(case.is_slow))
+    return _count_slow_requests(case.is_slow)
 
 
-def _describe_slow(slow_count: int, request_count: int) -> str:
+def _count_slow_requests(is_slow: Mask) -> str:
     """Return the beginning of a sentence that says how many requests were slow.
 
     An example is "120 of 5,000 requests exceeded 3x the TTFT of fast requests: ".
     """
+    slow_count = int(is_slow.sum())
+    request_count = len(is_slow)
     return (
         f"{slow_count:,} of {request_count:,} requests exceeded {SLOW_FACTOR:g}x the TTFT of fast "
         "requests: "
     )
 
 
-def _compose_text(causes: Sequence[Cause], subject: str = "") -> str:
+def _compose_text(causes: Sequence[Cause], introduction: str = "") -> str:
     """Return the paragraph that explains slow requests, "" without any cause.
 
     Args:
         causes: The causes, the main one first.
-        subject: The beginning of the sentence about the main cause, or "".
+        introduction: The beginning of the sentence about the main cause, or "".
     """
     if not causes:
         return ""
 
     main_cause, *further_causes = causes
-    text = f"{main_cause.sure.capitalize()}: {subject}{main_cause.evidence}."
+    text = f"{main_cause.sure.capitalize()}: {introduction}{main_cause.evidence}."
     if further_causes:
         further_evidence = "; ".join(cause.evidence for cause in further_causes)
         text += f" Also: {further_evidence}."
@@ -329,7 +362,7 @@ def _explain_short_run(
     queue = None
     if request_count >= queue_evidence.MIN_REQUESTS_FOR_QUEUE:
         send_delay_ns = _measure_send_delay(requests)
-        queue = _find_queue(requests, send_delay_ns, manifest, samples)
+        queue = _queue_of_missed_limit(requests, send_delay_ns, manifest.slo, samples)
 
     return _compose_short_explanation(queue, request_count)
 
@@ -357,50 +390,59 @@ def _compose_short_explanation(queue: Cause | None, request_count: int) -> Expla
     )
 
 
-def _find_queue(
+def _queue_of_missed_limit(
     requests: JoinedColumns,
     send_delay_ns: Ints,
-    manifest: RunManifest,
+    slo: Slo | None,
     samples: Sequence[MetricSample],
 ) -> Cause | None:
-    """Return a queue at the server as the cause of a missed TTFT limit, or None.
+    """Return a queue at the server as the cause of a missed TTFT limit.
+
+    Return None if the run has no SLO with a TTFT limit, if it meets the limits, or if nothing shows
+    a queue.
 
     Args:
         requests: The requests with a TTFT, ordered by scheduled time.
         send_delay_ns: How late the client sent each request.
-        manifest: The manifest of the run, with its SLO.
+        slo: The SLO of the run, or None.
         samples: The samples of the servers' metrics pages.
     """
     ttft_ns = requests.measure("ttft")
-    missed_limit_ns = queue_evidence.missed_ttft_limit(ttft_ns, manifest.slo)
-    if missed_limit_ns is None:
+    limit_ns = queue_evidence.missed_ttft_limit(ttft_ns, slo)
+    if limit_ns is None:
         return None
 
-    missed = queue_evidence.MissedTtft(requests, ttft_ns, send_delay_ns, missed_limit_ns, samples)
+    missed = queue_evidence.MissedTtft(
+        requests=requests,
+        ttft_ns=ttft_ns,
+        send_delay_ns=send_delay_ns,
+        limit_ns=limit_ns,
+        samples=samples,
+    )
     return queue_evidence.find_queue_cause(missed)
 
 
 def _measure_send_delay(requests: JoinedColumns) -> Ints:
     """Return by how much the client delayed the send of each request, in ns.
 
-    The wait for a new connection is not a delay by the client, except for the time in which the
-    operating system had stopped the client.
+    A request can be sent when it is due and its connection is open. The client delays it by two
+    times: the time from then until the send, and the time in which the operating system stopped the
+    client while it opened a new connection. The other wait for the connection is not its doing.
 
     Args:
         requests: The requests, ordered by scheduled time.
     """
-    # A request could be sent when it was due, or when its new connection was open.
     could_send_ns = earliest_send_ns(requests)
-    delay_when_ready_ns = requests["sent_ns"] - could_send_ns
+    delay_of_send_ns = requests["sent_ns"] - could_send_ns
 
     connect_wait_ns = could_send_ns - requests["due_ns"]
-    stopped_while_connecting_ns = _measure_stop(requests, connect_wait_ns)
+    stop_while_connecting_ns = _measure_stop_while_connecting(requests, connect_wait_ns)
 
-    delay_ns: Ints = delay_when_ready_ns + stopped_while_connecting_ns
-    return delay_ns
+    total_delay_ns: Ints = delay_of_send_ns + stop_while_connecting_ns
+    return total_delay_ns
 
 
-def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
+def _measure_stop_while_connecting(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """Return how long the client was stopped while each request waited for a new connection, in ns.
 
     The operating system may stop the client. That shows in requests on open connections, which
@@ -434,7 +476,7 @@ def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     - The reference is the 20th percentile of TTFT, which stands for a request without any delay.
     - A request is slow if its TTFT is more than SLOW_FACTOR times the reference.
     - A request is fast if its TTFT is at most the median, and it is not slow.
-    - A request that the client sent later than the reference is neither slow nor fast.
+    - A request that the client sent late, by more than the reference, is neither slow nor fast.
 
     Args:
         ttft_ns: The TTFT of each request.
@@ -446,15 +488,13 @@ def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     is_fast = is_up_to_median & ~is_slow
 
     if send_delay_ns is not None:
-        max_send_delay_ns = reference_ttft_ns
-        is_sent_on_time = send_delay_ns <= max_send_delay_ns
+        is_sent_on_time = send_delay_ns <= reference_ttft_ns
         is_slow &= is_sent_on_time
         is_fast &= is_sent_on_time
 
-    slow_count = int(is_slow.sum())
-    has_many_slow = has_enough_slow(slow_count, len(ttft_ns))
+    is_enough_slow = has_enough_slow(slow_count=int(is_slow.sum()), request_count=len(ttft_ns))
     is_any_fast = bool(is_fast.any())
-    return _Speed(is_slow, is_fast, is_comparable=has_many_slow and is_any_fast)
+    return _Speed(is_slow, is_fast, is_comparable=is_enough_slow and is_any_fast)
 
 
 def _choose_stride(request_count: int) -> int:
@@ -472,28 +512,30 @@ def has_enough_slow(slow_count: int, request_count: int) -> bool:
     return slow_count >= max(MIN_SLOW_REQUESTS, request_count // 100)
 
 
-def _explain_excess_by_parts(
+def _share_of_excess_by_part(
     requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed
 ) -> dict[str, float]:
-    """Return which fraction of the excess TTFT each part of TTFT explains.
+    """Return the share of each part of TTFT, such as "queue", in the excess TTFT of slow requests.
 
-    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. For example,
-    if the excess is 500 ms, and slow requests queue 350 ms longer on average, the part "queue"
-    explains 350 / 500 = 0.7. The result is empty if too few requests are slow.
+    An excess is by how much the mean of the slow requests is above that of the fast ones. For
+    example, if TTFT has an excess of 500 ms, and the time in the queue one of 350 ms, the share of
+    the part "queue" is 350 / 500 = 0.7. The result is empty if too few requests are slow.
 
     Args:
         requests: The requests.
-        ttft_ns: The TTFT of each request, without the send delay of the client.
-        send_delay_ns: The send delay of each request.
+        ttft_ns: The TTFT of each request, from which the send delay was subtracted.
+        send_delay_ns: The send delay of each request. It is part of the time before the send, and
+            so has to be subtracted from the time of connecting too.
         speed: Which requests are slow, and which are fast.
     """
     if not speed.is_comparable:
         return {}
 
-    ttft_excess_ns = speed.excess_of_slow(ttft_ns)
-    parts_ns = _divide_ttft(requests, ttft_ns, send_delay_ns)
+    excess_ttft_ns = speed.excess_of_slow(ttft_ns)
+    duration_by_part_ns = _divide_ttft(requests, ttft_ns, send_delay_ns)
     return {
-        name: speed.excess_of_slow(part_ns) / ttft_excess_ns for name, part_ns in parts_ns.items()
+        part: speed.excess_of_slow(duration_ns) / excess_ttft_ns
+        for part, duration_ns in duration_by_part_ns.items()
     }
 
 

@@ -8,8 +8,8 @@ if there is one.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from loadgen.core.metrics.sections import (
 from loadgen.core.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,7 +62,7 @@ PROMPT_QUARTILES = (0.25, 0.5, 0.75)
 """The quantiles of the prompt lengths between which groups of prompts are formed."""
 SLOWEST_COUNT = 5
 """The number of slowest requests that are listed by TTFT, and by end-to-end latency."""
-_LISTED_FIELDS = (
+_FIELDS_OF_SLOW_REQUEST = (
     "slot",
     "session",
     "turn",
@@ -109,13 +109,16 @@ class _RequestsNearPercentile(NamedTuple):
 
     Attributes:
         group_index: The index of the group in the list of groups.
-        percentile: The percentile.
+        percentile: The percentile, such as "p99".
         indexes: The indexes of the requests among all ok requests.
     """
 
     group_index: int
     percentile: PercentileName
     indexes: Ints
+
+
+_Split = TypeVar("_Split", TtftSplit, E2eSplit)
 
 
 def split_latencies(measured_stages: Sequence[Columns], manifest: RunManifest) -> Splits:
@@ -128,30 +131,23 @@ def split_latencies(measured_stages: Sequence[Columns], manifest: RunManifest) -
         measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
     """
-    _free_column_memory(measured_stages)
-
+    # There may be millions of requests. So columns that are in memory are freed first, and those
+    # that are read now are not kept.
+    for columns in measured_stages:
+        columns.forget()
     requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
+
     has_server_timing = requests.is_known("server_prefill_ns")
-    ok_count = len(has_server_timing)
-    if not ok_count:
+    if not len(has_server_timing):
         return Splits(reason="no request succeeded")
 
-    count_with_timing = int(has_server_timing.sum())
-    has_queue_time = bool(requests.is_known("server_queue_ns").any())
-    reason = _why_server_times_are_missing(
-        manifest, has_timing=count_with_timing > 0, has_queue=has_queue_time
-    )
     groups = _split_groups(requests, manifest, has_server_timing)
-    return Splits(accounted=count_with_timing, groups=tuple(groups), reason=reason)
-
-
-def _free_column_memory(stages: Sequence[Columns]) -> None:
-    """Free the columns in memory, because the split of millions of requests needs much of it.
-
-    The columns are read from the records again when they are needed.
-    """
-    for columns in stages:
-        columns.forget()
+    reason = _why_server_times_are_missing(
+        manifest,
+        has_timing=bool(has_server_timing.any()),
+        has_queue=bool(requests.is_known("server_queue_ns").any()),
+    )
+    return Splits(accounted=int(has_server_timing.sum()), groups=tuple(groups), reason=reason)
 
 
 def _split_groups(
@@ -167,20 +163,18 @@ def _split_groups(
     groups = list(_form_groups(requests, manifest))
     ttft_splits_of_groups = _split_ttft_of_groups(requests, groups, has_server_timing)
     e2e_splits_of_groups = _split_e2e_of_groups(requests, groups)
-    return list(map(_describe_group, groups, ttft_splits_of_groups, e2e_splits_of_groups))
-
-
-def _describe_group(
-    group: _Group, ttft_splits: Sequence[TtftSplit], e2e_splits: Sequence[E2eSplit]
-) -> SplitGroup:
-    """Return a group of requests with its splits, as the summary lists it."""
-    return SplitGroup(
-        by=group.by,
-        name=group.name,
-        requests=int(np.count_nonzero(group.is_member)),
-        ttft=tuple(ttft_splits),
-        e2e=tuple(e2e_splits),
-    )
+    return [
+        SplitGroup(
+            by=group.by,
+            name=group.name,
+            requests=int(np.count_nonzero(group.is_member)),
+            ttft=tuple(ttft_splits),
+            e2e=tuple(e2e_splits),
+        )
+        for group, ttft_splits, e2e_splits in zip(
+            groups, ttft_splits_of_groups, e2e_splits_of_groups, strict=True
+        )
+    ]
 
 
 def _why_server_times_are_missing(
@@ -252,19 +246,22 @@ class _LengthRange(NamedTuple):
 def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
     """Yield a group of requests for each range of prompt lengths, such as "101 to 400 tokens".
 
-    A range with too few requests for a p99 is left out, and so is a range with all requests.
+    A range with too few requests for a p99 is left out. So is a range with all requests, which
+    would be the same group as that of all requests.
 
     Args:
         tokens: The prompt tokens of each request, negative if they are not known.
     """
-    known_tokens = tokens[as_selection(tokens >= 0)]
+    is_known = tokens >= 0
+    known_tokens = tokens[as_selection(is_known)]
     if not len(known_tokens):
         return
 
+    min_requests = BANDS["p99"].min_requests
     for length_range in _divide_lengths(known_tokens):
         is_member = (tokens > length_range.low) & (tokens <= length_range.high)
-        supports_p99 = np.count_nonzero(is_member) >= BANDS["p99"].min_requests
-        if supports_p99 and not is_member.all():
+        member_count = np.count_nonzero(is_member)
+        if min_requests <= member_count < len(tokens):
             yield _Group(by="prompt", name=length_range.name, is_member=is_member)
 
 
@@ -294,9 +291,10 @@ def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
 def _split_ttft_of_groups(
     requests: JoinedColumns, groups: Sequence[_Group], has_server_timing: Mask
 ) -> list[list[TtftSplit]]:
-    """Return the splits of TTFT of each group, one for each percentile.
+    """Return, for each group, how the mean TTFT near each percentile divides into parts.
 
-    A percentile is left out if the group has too few requests.
+    A percentile such as p99 is left out for a group with too few requests. If the server reported
+    its timing for any request of a group, only such requests of the group are used.
 
     Args:
         requests: All ok requests.
@@ -305,25 +303,19 @@ def _split_ttft_of_groups(
     """
     ttft_ns = requests.measure("ttft")
     has_ttft = ttft_ns != UNDEFINED
-    used_by_group = _requests_for_ttft(groups, has_server_timing, has_ttft)
-    selections = _select_near_percentiles(ttft_ns, requests["due_ns"], used_by_group)
-    columns_of_selections = _read_columns(requests, selections, _TTFT_COLUMNS)
 
-    splits_of_groups: list[list[TtftSplit]] = [[] for _ in groups]
-    for selection, columns in zip(selections, columns_of_selections, strict=True):
-        split = _split_ttft(columns, selection.percentile)
-        splits_of_groups[selection.group_index].append(split)
+    # A generator, so that only one of these masks of all requests is in memory at a time.
+    used_of_groups = (
+        _prefer_server_timing(group.is_member, has_server_timing) & has_ttft for group in groups
+    )
+    near_percentiles = _select_near_percentiles(ttft_ns, requests["due_ns"], used_of_groups)
 
-    return splits_of_groups
-
-
-def _requests_for_ttft(
-    groups: Sequence[_Group], has_server_timing: Mask, has_ttft: Mask
-) -> Iterator[Mask]:
-    """Yield, for each group, which requests are used to split TTFT."""
-    for group in groups:
-        is_preferred = _prefer_server_timing(group.is_member, has_server_timing)
-        yield is_preferred & has_ttft
+    columns_near_percentiles = _read_columns(requests, near_percentiles, _TTFT_COLUMNS)
+    splits = [
+        _split_ttft(columns, near.percentile)
+        for near, columns in zip(near_percentiles, columns_near_percentiles, strict=True)
+    ]
+    return _sort_into_groups(splits, near_percentiles, len(groups))
 
 
 def _prefer_server_timing(is_member: Mask, has_server_timing: Mask) -> Mask:
@@ -333,44 +325,58 @@ def _prefer_server_timing(is_member: Mask, has_server_timing: Mask) -> Mask:
 
 
 def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> list[list[E2eSplit]]:
-    """Return the splits of end-to-end latency of each group, one for each percentile.
+    """Return, for each group, how the mean end-to-end latency near each percentile divides.
 
-    A percentile is left out if the group has too few requests.
+    A percentile such as p99 is left out for a group with too few requests.
 
     Args:
         requests: All ok requests.
         groups: The groups of requests.
     """
     e2e_ns = requests.measure("e2e")
-    used_by_group = (group.is_member for group in groups)
-    selections = _select_near_percentiles(e2e_ns, requests["due_ns"], used_by_group)
-    columns_of_selections = _read_columns(requests, selections, _E2E_COLUMNS)
+    members_of_groups = [group.is_member for group in groups]
+    near_percentiles = _select_near_percentiles(e2e_ns, requests["due_ns"], members_of_groups)
 
-    splits_of_groups: list[list[E2eSplit]] = [[] for _ in groups]
-    for selection, columns in zip(selections, columns_of_selections, strict=True):
-        split = _split_e2e(columns, selection.percentile)
-        splits_of_groups[selection.group_index].append(split)
+    columns_near_percentiles = _read_columns(requests, near_percentiles, _E2E_COLUMNS)
+    splits = [
+        _split_e2e(columns, near.percentile)
+        for near, columns in zip(near_percentiles, columns_near_percentiles, strict=True)
+    ]
+    return _sort_into_groups(splits, near_percentiles, len(groups))
+
+
+def _sort_into_groups(
+    splits: Sequence[_Split], near_percentiles: Sequence[_RequestsNearPercentile], group_count: int
+) -> list[list[_Split]]:
+    """Return the splits of each group, in their order.
+
+    Args:
+        splits: The splits of all groups.
+        near_percentiles: For each split, its requests, which belong to one group.
+        group_count: The number of groups.
+    """
+    splits_of_groups: list[list[_Split]] = [[] for _ in range(group_count)]
+    for split, near in zip(splits, near_percentiles, strict=True):
+        splits_of_groups[near.group_index].append(split)
 
     return splits_of_groups
 
 
 def _select_near_percentiles(
-    latencies_ns: Ints, due_ns: Ints, used_by_group: Iterable[Mask]
+    latencies_ns: Ints, due_ns: Ints, used_of_groups: Iterable[Mask]
 ) -> list[_RequestsNearPercentile]:
     """Return the requests near each percentile of each group, group by group.
 
     Args:
         latencies_ns: The latency of each request.
         due_ns: The scheduled time of each request.
-        used_by_group: For each group, which of all requests are used.
+        used_of_groups: For each group, which of all requests are used.
     """
-    selections = []
-    for group_index, is_used in enumerate(used_by_group):
-        for percentile, indexes in _find_near_percentiles(latencies_ns, due_ns, is_used):
-            selection = _RequestsNearPercentile(group_index, percentile, indexes)
-            selections.append(selection)
-
-    return selections
+    return [
+        _RequestsNearPercentile(group_index, percentile, indexes)
+        for group_index, is_used in enumerate(used_of_groups)
+        for percentile, indexes in _find_near_percentiles(latencies_ns, due_ns, is_used)
+    ]
 
 
 def _find_near_percentiles(
@@ -379,59 +385,50 @@ def _find_near_percentiles(
     """Yield each percentile with the indexes of the requests near it, such as from p98.5 to p99.5.
 
     The used requests are ranked by latency, and by scheduled time if latencies are equal. To save
-    time, not all are sorted, but only those with a latency near the percentile.
+    time, only the requests whose latency is near the percentile are sorted.
 
     Args:
         latencies_ns: The latency of each request.
         due_ns: The scheduled time of each request.
         is_used: Which requests are ranked.
     """
-    used_latencies_ns = latencies_ns[is_used]
-    ranks_by_percentile = _ranks_near_percentiles(len(used_latencies_ns))
-    _move_ends_to_ranks(used_latencies_ns, ranks_by_percentile.values())
+    ranks_by_percentile = _ranks_near_percentiles(int(np.count_nonzero(is_used)))
+    end_ranks = {rank for ranks in ranks_by_percentile.values() for rank in (ranks[0], ranks[-1])}
+    latency_of_rank_ns = _find_latencies_of_ranks(latencies_ns, is_used, end_ranks)
 
     for percentile, ranks in ranks_by_percentile.items():
-        first_rank = ranks[0]
-        last_rank = ranks[-1]
-        shortest_ns = used_latencies_ns[first_rank]
-        longest_ns = used_latencies_ns[last_rank]
+        shortest_ns = latency_of_rank_ns[ranks[0]]
+        longest_ns = latency_of_rank_ns[ranks[-1]]
 
-        # Requests with the shortest or longest latency may also have ranks outside the range.
+        # The candidates, in the order of their ranks. Several may have the shortest or the longest
+        # latency, so some of them can have a rank before or after the wanted ones.
         is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
         candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
-        rank_of_first_candidate = int((used_latencies_ns < shortest_ns).sum())
 
-        yield percentile, _take_ranks(candidates, rank_of_first_candidate, ranks)
+        # Ranks begin with 0, so the first candidate has as its rank the number of shorter ones.
+        rank_of_first = int(np.count_nonzero(is_used & (latencies_ns < shortest_ns)))
+        yield percentile, candidates[ranks.start - rank_of_first : ranks.stop - rank_of_first]
 
 
-def _take_ranks(candidates: Ints, rank_of_first: int, ranks: range) -> Ints:
-    """Return the candidates whose ranks are in a range.
+def _find_latencies_of_ranks(
+    latencies_ns: Ints, is_used: Mask, ranks: Collection[int]
+) -> dict[int, int]:
+    """Return the latency of each rank, which is an index of the sorted latencies.
 
-    If the first candidate has rank 1, the ranks 2 and 3 are the second and the third candidate.
+    If the used latencies are 30, 10 and 20, rank 0 has the latency 10.
 
     Args:
-        candidates: Requests with consecutive ranks, in the order of their ranks.
-        rank_of_first: The rank of the first candidate.
-        ranks: The ranks to take.
+        latencies_ns: The latency of each request.
+        is_used: Which requests are ranked.
+        ranks: The ranks.
     """
-    start = ranks.start - rank_of_first
-    stop = ranks.stop - rank_of_first
-    return candidates[start:stop]
+    if not ranks:
+        return {}
 
-
-def _move_ends_to_ranks(values: Ints, rank_ranges: Iterable[range]) -> None:
-    """Reorder values in place, so that the first and last rank of each range have their value.
-
-    For the ranks 2 to 4, `values[2]` and `values[4]` are then the same as after a sort. Such a
-    partition is faster than a sort of all values.
-    """
-    end_ranks: set[int] = set()
-    for ranks in rank_ranges:
-        end_ranks.add(ranks[0])
-        end_ranks.add(ranks[-1])
-
-    if end_ranks:
-        values.partition(sorted(end_ranks))
+    # A partition puts the right latency at each of these ranks, and is faster than a sort.
+    used_latencies_ns = latencies_ns[is_used]
+    used_latencies_ns.partition(sorted(ranks))
+    return {rank: int(used_latencies_ns[rank]) for rank in ranks}
 
 
 def _sort_indexes(indexes: Ints, values: Ints, due_ns: Ints) -> Ints:
@@ -466,20 +463,21 @@ def _read_columns(
     selections: Sequence[_RequestsNearPercentile],
     names: Sequence[str],
 ) -> list[ColumnsByName]:
-    """Return the named columns of each selection of requests.
+    """Return, for each selection of requests, the values of these requests in each column.
 
     Args:
         requests: All ok requests.
-        selections: The selected requests.
-        names: The fields and metrics to read.
+        selections: The selected requests, such as those near the p99 of a group.
+        names: The names of the columns: metrics, such as "ttft", or fields of the records.
     """
     columns_of_selections: list[ColumnsByName] = [{} for _ in selections]
 
     # A column of all requests is large, so only one of them is in memory at a time.
     for name in names:
-        column = requests.measure(name) if name in _METRICS else requests[name]
-        for selection, columns in zip(selections, columns_of_selections, strict=True):
-            columns[name] = column[selection.indexes]
+        is_metric = name in _METRICS
+        values_of_all = requests.measure(name) if is_metric else requests[name]
+        for selection, selected_columns in zip(selections, columns_of_selections, strict=True):
+            selected_columns[name] = values_of_all[selection.indexes]
 
     return columns_of_selections
 
@@ -598,6 +596,13 @@ class _ConcurrentLoad(NamedTuple):
     in_flight: int
     waiting_input_tokens: int
 
+    def plus(self, other: _ConcurrentLoad) -> _ConcurrentLoad:
+        """Return the load of this one and the other one together."""
+        return _ConcurrentLoad(
+            in_flight=self.in_flight + other.in_flight,
+            waiting_input_tokens=self.waiting_input_tokens + other.waiting_input_tokens,
+        )
+
 
 class _ListedRequest(NamedTuple):
     """One of the slowest requests.
@@ -679,21 +684,17 @@ def _measure_concurrent_loads(
         requests: The fields of each request, by name.
         records: The records of all requests of the run, by stage.
     """
-    # Sums over all blocks, for each request.
-    in_flight = [0] * len(requests)
-    waiting_tokens = [0] * len(requests)
+    loads = [_ConcurrentLoad(in_flight=0, waiting_input_tokens=0) for _ in requests]
 
-    for columns in records:
-        for block in columns.blocks():
-            for index, request in enumerate(requests):
-                load_in_block = _measure_load_in_block(block, request)
-                in_flight[index] += load_in_block.in_flight
-                waiting_tokens[index] += load_in_block.waiting_input_tokens
+    all_blocks = chain.from_iterable(columns.blocks() for columns in records)
+    for block in all_blocks:
+        loads_in_block = [_measure_load_in_block(block, request) for request in requests]
+        loads = [
+            load.plus(load_in_block)
+            for load, load_in_block in zip(loads, loads_in_block, strict=True)
+        ]
 
-    return [
-        _ConcurrentLoad(in_flight=requests_in_flight, waiting_input_tokens=tokens)
-        for requests_in_flight, tokens in zip(in_flight, waiting_tokens, strict=True)
-    ]
+    return loads
 
 
 def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _ConcurrentLoad:
@@ -747,7 +748,10 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
 def _read_listed_fields(
     measured_stages: Sequence[Columns], request_indexes: Sequence[int]
 ) -> list[dict[str, int]]:
-    """Return the fields of some requests, by name, with a dictionary for each request.
+    """Return what the records say about some of the ok requests, as a dictionary for each request.
+
+    The keys are the names of the fields, _FIELDS_OF_SLOW_REQUEST. There is one more key,
+    "earliest_send_ns": when the request was due and its connection was open.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -755,14 +759,12 @@ def _read_listed_fields(
     """
     order = np.array(request_indexes, np.int64)
     requests = JoinedColumns(measured_stages, only_ok=True, order=order)
-    columns_by_name = {name: requests[name] for name in _LISTED_FIELDS}
-
-    # The client could send a request when it was due, or when its new connection was open.
-    columns_by_name["could_send_ns"] = earliest_send_ns(requests)
+    columns_by_name = {name: requests[name] for name in _FIELDS_OF_SLOW_REQUEST}
+    columns_by_name["earliest_send_ns"] = earliest_send_ns(requests)
 
     return [
-        {name: int(column[row]) for name, column in columns_by_name.items()}
-        for row in range(len(request_indexes))
+        {name: int(column[position]) for name, column in columns_by_name.items()}
+        for position in range(len(request_indexes))
     ]
 
 
@@ -771,19 +773,19 @@ def _describe_request(
 ) -> SlowRequest:
     """Return one of the slowest requests as the summary lists it.
 
-    A negative number in the fields means that the value is not known. It becomes None.
+    A field that is not known is negative in the records, and becomes None.
 
     Args:
-        metric: The latency by which the request is among the slowest.
-        fields: The fields of the request by name. The field `could_send_ns` is the earliest time
-            at which it could be sent: when it was due, or when its new connection was open.
+        metric: "ttft" or "e2e": the request is one of the slowest by this latency.
+        fields: The fields of its record by name, and "earliest_send_ns": when it was due and its
+            connection was open.
         load: The other requests in flight when the request was sent.
         manifest: The manifest of the run.
     """
+    # From the scheduled time, the request waits for its connection, and then for the client.
     due_ns = fields["due_ns"]
-    could_send_ns = fields["could_send_ns"]
-    connect_wait_ns = could_send_ns - due_ns
-    client_delay_ns = fields["sent_ns"] - could_send_ns
+    connect_wait_ns = fields["earliest_send_ns"] - due_ns
+    client_delay_ns = fields["sent_ns"] - fields["earliest_send_ns"]
     e2e_ns = fields["end_ns"] - due_ns
     is_in_session = fields["session"] >= 0
 

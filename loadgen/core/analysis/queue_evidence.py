@@ -49,12 +49,19 @@ class _QueueWait(NamedTuple):
 
 
 class MissedTtft(NamedTuple):
-    """The requests of a run that missed a TTFT objective, ordered by scheduled time."""
+    """A run that missed a TTFT objective, with all its requests in order of scheduled time.
+
+    Attributes:
+        requests: The requests with a TTFT.
+        ttft_ns: The TTFT of each request.
+        send_delay_ns: How late the client sent each request.
+        limit_ns: The TTFT limit of the objective, which too many requests exceed.
+        samples: The samples of the servers' metrics pages.
+    """
 
     requests: JoinedColumns
     ttft_ns: NDArray[np.int64]
     send_delay_ns: NDArray[np.int64]
-    """How late the client sent each request."""
     limit_ns: int
     samples: Sequence[MetricSample]
 
@@ -106,23 +113,27 @@ def find_queue_cause(missed: MissedTtft) -> Cause | None:
 
 
 def _queue_by_server_timing(missed: MissedTtft, mean_ttft_ns: float) -> Cause | None:
-    """Return the queue as a cause if the server reports that requests waited in a queue.
+    """Return the queue as a cause if the server's own timing shows that it was most of TTFT.
+
+    Only the requests that exceed the limit count. Return None if the server did not report for each
+    of them how long it was queued, or if that was less than MOST_OF_TTFT.
 
     Args:
-        missed: The requests.
+        missed: All requests of the run, with the TTFT limit that it missed.
         mean_ttft_ns: The mean TTFT of the requests that exceed the limit.
     """
-    queue_ns = missed.requests["server_queue_ns"][missed.exceeds_limit]
-    is_reported = queue_ns >= 0
+    # The time that each of these requests was queued, negative if it is not reported.
+    queued_ns = missed.requests["server_queue_ns"][missed.exceeds_limit]
+    is_reported = queued_ns >= 0
     if not is_reported.all():
         return None
 
-    mean_queue_ns = float(queue_ns.mean())
+    mean_queue_ns = float(queued_ns.mean())
     if mean_queue_ns < MOST_OF_TTFT * mean_ttft_ns:
         return None
 
     text = (
-        f"{len(queue_ns):,} requests exceeded the TTFT limit of {_format_ms(missed.limit_ns)}: "
+        f"{len(queued_ns):,} requests exceeded the TTFT limit of {_format_ms(missed.limit_ns)}: "
         f"they waited {_format_ms(mean_queue_ns)} of {_format_ms(mean_ttft_ns)} in the server's "
         "queue"
     )
@@ -152,19 +163,21 @@ def _counted_wait(missed: MissedTtft) -> _QueueWait | None:
 
 
 def _wait_by_littles_law(missed: MissedTtft) -> _QueueWait | None:
-    """Return the mean time in the queue by Little's law, or None if nothing is known.
+    """Return the mean time in the queue by Little's law.
 
-    Little's law: the mean wait is the mean number of waiting requests, divided by the rate of
-    requests.
+    By this law, the mean wait is the mean number of waiting requests divided by the rate of
+    requests: if 6 requests wait on average, and 2 requests come per second, each waits 3 s. The
+    result is None if no metrics page shows the number of waiting requests.
     """
-    start_ns = missed.requests["due_ns"][0]
-    end_ns = missed.requests["first_token_ns"].max()
-    span_s = float(end_ns - start_ns) / 1e9
-    mean_waiting = _mean_waiting_requests(missed.samples, span_s)
+    # Requests come and wait from the first scheduled time to the last first token.
+    first_due_ns = missed.requests["due_ns"][0]
+    last_first_token_ns = missed.requests["first_token_ns"].max()
+    load_s = float(last_first_token_ns - first_due_ns) / 1e9
+    mean_waiting = _mean_waiting_requests(missed.samples, load_s)
     if mean_waiting is None:
         return None
 
-    requests_per_s = len(missed.ttft_ns) / span_s
+    requests_per_s = len(missed.ttft_ns) / load_s
     wait_ns = mean_waiting / requests_per_s * 1e9
     text = (
         f"requests waited about {_format_ms(wait_ns)} in the queue according to the number "
@@ -187,20 +200,21 @@ def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
     return growth_of_sums_s / growth_of_counts * 1e9
 
 
-def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float:
-    """Return the total growth of all counters whose names have an end such as "_sum".
+def _growth_of_counters(samples: Sequence[MetricSample], name_suffix: str) -> float:
+    """Return the total growth of all counters whose names end with a suffix.
 
-    The growth of a counter is its last value minus its first value.
+    Servers put different prefixes before the same name, such as `vllm:`. The growth of a counter is
+    its last value minus its first value.
 
     Args:
         samples: The values of the metrics pages of servers, each read at one time.
-        name_end: The end of the names of the counters.
+        name_suffix: The end of the names of the counters, such as "queue_time_seconds_sum".
     """
-    # A counter is identified by its page and its labels.
+    # A page has one counter of this name for each set of labels.
     first_values: dict[_CounterKey, float] = {}
     last_values: dict[_CounterKey, float] = {}
     for sample in sorted(samples, key=lambda sample: sample.t_s):
-        if not sample.name.endswith(name_end):
+        if not sample.name.endswith(name_suffix):
             continue
 
         key = _CounterKey(sample.page, sample.labels)
@@ -211,21 +225,21 @@ def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float
     return sum(growths)
 
 
-def _mean_waiting_requests(samples: Sequence[MetricSample], end_s: float) -> float | None:
+def _mean_waiting_requests(samples: Sequence[MetricSample], load_s: float) -> float | None:
     """Return the mean number of requests that waited in the servers' queues, or None if unknown.
 
     Args:
         samples: The samples of the servers' metrics pages.
-        end_s: The end of the load, in seconds since the start of the run.
+        load_s: The length of the load, which begins at time 0 of the samples.
     """
     waiting = series.compute_curves(samples).get(series.WAITING)
-    if waiting is None or end_s <= 0:
+    if waiting is None or load_s <= 0:
         return None
 
     waiting_during_load = [
         value
         for time_s, value in zip(waiting.t_s, waiting.values, strict=True)
-        if 0 <= time_s <= end_s
+        if 0 <= time_s <= load_s
     ]
     if not waiting_during_load:
         return None

@@ -27,7 +27,7 @@ _POSITION = re.compile(r'(?:^|,)position="([0-9]{1,3})"')
 
 
 class _TokenCounts(NamedTuple):
-    """Tokens of the requests whose responses report drafted tokens.
+    """Tokens of the requests whose responses report drafted tokens, at least one each.
 
     Attributes:
         requests: The number of these requests.
@@ -42,6 +42,16 @@ class _TokenCounts(NamedTuple):
     accepted: int
     output: int
     steps: int
+
+    @property
+    def accepted_fraction(self) -> float:
+        """The fraction of the drafted tokens that were accepted, for at least one request."""
+        return self.accepted / self.drafted
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """The mean number of output tokens of a step, None if the steps are not known."""
+        return self.output / self.steps if self.steps else None
 
 
 class _ServerSpeculation(NamedTuple):
@@ -71,33 +81,35 @@ def summarize_speculation(
         measured_stages: The records of each measured stage.
         samples: The samples of the servers' metrics pages.
     """
-    server = _read_metrics_pages(samples)
-    by_server = Speculation(
-        server_acceptance=server.acceptance,
-        server_length=server.tokens_per_step,
-        by_position=server.acceptance_by_position,
+    pages = _read_metrics_pages(samples)
+    known_from_pages = Speculation(
+        server_acceptance=pages.acceptance,
+        server_length=pages.tokens_per_step,
+        by_position=pages.acceptance_by_position,
     )
 
     tokens = _count_tokens(measured_stages)
     if tokens.requests:
-        return _add_reported_tokens(by_server, tokens)
+        return _add_reported_tokens(known_from_pages, tokens)
 
-    is_anything_known = by_server != Speculation()
-    return by_server if is_anything_known else None
+    do_pages_show_anything = pages != _ServerSpeculation()
+    return known_from_pages if do_pages_show_anything else None
 
 
 def _add_reported_tokens(speculation: Speculation, tokens: _TokenCounts) -> Speculation:
     """Return a summary of speculative decoding with the tokens that responses report added.
 
-    The mean accepted length (`length`) is the number of output tokens per step of the model.
+    Args:
+        speculation: The summary, which has only what the servers' metrics pages show.
+        tokens: The tokens of at least one response that reports them.
     """
     return msgspec.structs.replace(
         speculation,
         requests=tokens.requests,
         drafted=tokens.drafted,
         accepted=tokens.accepted,
-        acceptance=tokens.accepted / tokens.drafted,
-        length=tokens.output / tokens.steps if tokens.steps else None,
+        acceptance=tokens.accepted_fraction,
+        length=tokens.tokens_per_step,  # called the mean accepted length
     )
 
 
@@ -116,27 +128,27 @@ def _count_tokens(measured_stages: Sequence[Columns]) -> _TokenCounts:
 def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
     """Count the drafted and accepted tokens of a stage, and the steps of the model.
 
-    A step yields the accepted tokens of a draft, and one more token. So 60 output tokens, 35 of
-    which were accepted from drafts, took 25 steps.
+    A step yields the accepted tokens of a draft, and one more token of the model's own. So 60
+    output tokens, 35 of which were accepted from drafts, took 60 - 35 = 25 steps. A response whose
+    output tokens are not more than the accepted ones has wrong counts. Its steps are not counted.
     """
     drafted_tokens = columns["draft_tokens"]
     accepted_tokens = columns["accepted_tokens"]
     output_tokens = columns["output_tokens"]
 
-    is_reported = columns.is_ok & (drafted_tokens > 0) & (accepted_tokens >= 0)
+    # A number of tokens is negative if the response does not report it.
+    reports_tokens = columns.is_ok & (drafted_tokens > 0) & (accepted_tokens >= 0)
+    has_known_steps = reports_tokens & (output_tokens > accepted_tokens)
 
-    # Each step adds a token that is not accepted from a draft. A response without such a token has
-    # wrong counts, and its steps are not known.
-    has_steps = is_reported & (output_tokens > accepted_tokens)
-    output_of_steps = _sum_selected(output_tokens, has_steps)
-    accepted_of_steps = _sum_selected(accepted_tokens, has_steps)
+    output_of_known_steps = _sum_selected(output_tokens, has_known_steps)
+    accepted_of_known_steps = _sum_selected(accepted_tokens, has_known_steps)
 
     return _TokenCounts(
-        requests=int(is_reported.sum()),
-        drafted=_sum_selected(drafted_tokens, is_reported),
-        accepted=_sum_selected(accepted_tokens, is_reported),
-        output=output_of_steps,
-        steps=output_of_steps - accepted_of_steps,
+        requests=int(reports_tokens.sum()),
+        drafted=_sum_selected(drafted_tokens, reports_tokens),
+        accepted=_sum_selected(accepted_tokens, reports_tokens),
+        output=output_of_known_steps,
+        steps=output_of_known_steps - accepted_of_known_steps,
     )
 
 
@@ -152,26 +164,29 @@ def _read_metrics_pages(samples: Sequence[MetricSample]) -> _ServerSpeculation:
 
 
 def _read_token_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None:
-    """Return what the servers' counters of tokens show, or None without such counters.
+    """Return what the servers' counters of tokens show, or None if no token was counted.
 
-    Some servers also count the drafts. Each step of the model has one draft.
+    A draft is several tokens, one draft for each step of the model. The step yields the accepted
+    tokens of the draft, and one more token. With 100 drafts of 3 tokens, of which 180 are accepted,
+    a step yields 1 + 180 / 100 = 2.8 tokens. Some servers do not count the drafts, and then only
+    the acceptance of tokens is known.
     """
-    drafts = series.measure_growth(samples, series.DRAFTS)
+    # By how much each counter grew during the run, None if no server has it.
     drafted_tokens = series.measure_growth(samples, series.DRAFTED)
     accepted_tokens = series.measure_growth(samples, series.ACCEPTED)
-    if not drafted_tokens or accepted_tokens is None:
-        return None
+    step_count = series.measure_growth(samples, series.DRAFTS)
 
+    if not drafted_tokens or accepted_tokens is None:  # nothing was drafted, or nothing is known
+        return None
     acceptance = accepted_tokens / drafted_tokens
-    if not drafts:  # the number of drafts is 0 or not known
+
+    if not step_count:  # no step was counted, or the number is not known
         return _ServerSpeculation(acceptance=acceptance)
 
-    # Each step yields the accepted tokens of a draft, and one more token.
-    accepted_tokens_per_draft = accepted_tokens / drafts
     return _ServerSpeculation(
         acceptance=acceptance,
-        tokens_per_step=1 + accepted_tokens_per_draft,
-        acceptance_by_position=_acceptance_by_position(samples, drafts),
+        tokens_per_step=1 + accepted_tokens / step_count,
+        acceptance_by_position=_acceptance_by_position(samples, step_count),
     )
 
 

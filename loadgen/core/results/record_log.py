@@ -138,7 +138,7 @@ class Timeline:
         """
         uncertainties_ns, counts = _split_pairs(uncertainties)
         exact_event_count = event_count - int(counts.sum())
-        self.uncertainties.add(uncertainties_ns, counts)
+        self.uncertainties.add_repeated(uncertainties_ns, counts)
         self.uncertainties.add_zeros(exact_event_count)
 
     def _add_to_bins(self, times_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> None:

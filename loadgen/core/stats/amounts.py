@@ -130,16 +130,30 @@ def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
 def _fractions_inside(
     start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], after_ns: int, until_ns: int
 ) -> NDArray[np.float64]:
-    """Return which fraction of each span of time is after `after_ns` and up to `until_ns`."""
-    duration_ns = end_ns - start_ns
-    overlap_start_ns = np.maximum(start_ns, after_ns)
-    overlap_end_ns = np.minimum(end_ns, until_ns)
-    overlap_ns = np.maximum(overlap_end_ns - overlap_start_ns, 0)
-    overlap_fraction = overlap_ns / np.maximum(duration_ns, 1)  # no division by 0
+    """Return which fraction of each span of time is inside the window (`after_ns`, `until_ns`].
 
-    # A span without a duration is either inside (1) or not (0).
-    is_end_inside = (end_ns > after_ns) & (end_ns <= until_ns)
-    return np.where(duration_ns > 0, overlap_fraction, is_end_inside)
+    For a window from 1 s to 3 s, a span from 0 s to 4 s is inside by 0.5. A span whose start is its
+    end is either inside (1) or not (0).
+
+    Args:
+        start_ns: The start of each span.
+        end_ns: The end of each span.
+        after_ns: The start of the window, which is not part of it.
+        until_ns: The end of the window, which is part of it.
+    """
+    # The part of a span inside the window, which is negative if they do not overlap.
+    inside_start_ns = np.maximum(start_ns, after_ns)
+    inside_end_ns = np.minimum(end_ns, until_ns)
+    inside_ns = np.maximum(inside_end_ns - inside_start_ns, 0)
+
+    duration_ns = end_ns - start_ns
+    divisor_ns = np.maximum(duration_ns, 1)  # not 0
+    fraction_of_span = inside_ns / divisor_ns
+
+    is_instant = duration_ns <= 0
+    is_instant_inside = (end_ns > after_ns) & (end_ns <= until_ns)
+    fraction_of_instant = is_instant_inside.astype(np.float64)
+    return np.where(is_instant, fraction_of_instant, fraction_of_span)
 
 
 class TimeCurve:
@@ -155,14 +169,15 @@ class TimeCurve:
     """
 
     def __init__(self, bin_s: float = 0.1) -> None:
+        """Create an empty curve whose bins are `bin_s` seconds long at first."""
         self.bin_s = bin_s
 
-        # For each bin: the sum of the changes of the rate, and the sum of change * time of change.
-        # Both are needed for the amount up to an edge, see `_amounts_until_edges`.
-        self._rate_changes = np.zeros(BINS)
-        self._rate_changes_times_time = np.zeros(BINS)
+        # A change of the rate by c at time t adds c * (T - t) = T * c - c * t to the amount up to a
+        # later time T. So each bin has the sum of c and the sum of c * t of its changes.
+        self._sums_of_changes = np.zeros(BINS)
+        self._sums_of_change_times_time = np.zeros(BINS)
 
-        # For each bin: the sum of the amounts that came at an instant.
+        # Each bin also has the sum of the amounts that came at an instant.
         self._instant_amounts = np.zeros(BINS)
 
     def add(
@@ -204,8 +219,8 @@ class TimeCurve:
     ) -> None:
         """Record that the rate changes at these times by these amounts per second."""
         bins = self._bin_numbers(times_s)
-        self._rate_changes += np.bincount(bins, changes_per_s, BINS)
-        self._rate_changes_times_time += np.bincount(bins, changes_per_s * times_s, BINS)
+        self._sums_of_changes += np.bincount(bins, changes_per_s, BINS)
+        self._sums_of_change_times_time += np.bincount(bins, changes_per_s * times_s, BINS)
 
     def _bin_numbers(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the number of the bin of each time. Bin 0 begins at the start of the run."""
@@ -215,8 +230,8 @@ class TimeCurve:
         """Make the bins longer, if necessary, so that the last of the BINS bins reaches a time."""
         while time_s >= self.bin_s * BINS:
             self.bin_s *= 2
-            _join_bin_pairs(self._rate_changes)
-            _join_bin_pairs(self._rate_changes_times_time)
+            _join_bin_pairs(self._sums_of_changes)
+            _join_bin_pairs(self._sums_of_change_times_time)
             _join_bin_pairs(self._instant_amounts)
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
@@ -243,9 +258,9 @@ class TimeCurve:
         Args:
             edges_s: The edges: the start of each bin, and the end of the last bin.
         """
-        sum_of_changes = _sums_before_edges(self._rate_changes)
-        sum_of_changes_times_time = _sums_before_edges(self._rate_changes_times_time)
-        amounts_over_time = edges_s * sum_of_changes - sum_of_changes_times_time
+        changes_before_edge = _sums_before_edges(self._sums_of_changes)
+        changes_times_time_before_edge = _sums_before_edges(self._sums_of_change_times_time)
+        amounts_over_time = edges_s * changes_before_edge - changes_times_time_before_edge
 
         amounts_at_instants = _sums_before_edges(self._instant_amounts)
         return amounts_over_time + amounts_at_instants

@@ -117,9 +117,10 @@ def _expected_within_limit(over_limit: int, quantile: float) -> int:
 
 
 def allowed_over(queries: int, quantile: float = 0.99) -> int:
-    """Return how many of the queries may be over the limit in a test that passes by early stopping.
+    """Return how many queries of a test may be over its latency limit if the test is to pass.
 
-    The result is TOO_FEW_QUERIES if the test cannot pass even without a query over the limit.
+    The test passes by MLPerf's rule of early stopping, see `needed_queries`. The result is
+    TOO_FEW_QUERIES if it cannot pass even without a query over the limit.
 
     Args:
         queries: The number of all queries of the test.
@@ -128,17 +129,19 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
 
-    # A test never allows more queries over the limit than the quantile does, such as 1 % for a p99.
-    allowed = 0
-    too_many = int(queries * (1 - quantile)) + 2
+    # A test never passes with more queries over the limit than the quantile leaves, which are 1 %
+    # for a p99. One more is too many, and another one allows for the rounding down.
+    over_limit_by_quantile = int(queries * (1 - quantile))
+    smallest_too_many = over_limit_by_quantile + 2
 
-    # Halve the range between an allowed number and a number that is too large.
-    while too_many - allowed > 1:
-        middle = (allowed + too_many) // 2
+    # Bisection, between a number that is allowed and a number that is too large.
+    largest_allowed = 0
+    while smallest_too_many - largest_allowed > 1:
+        middle = (largest_allowed + smallest_too_many) // 2
         is_allowed = needed_queries(middle, quantile) <= queries
         if is_allowed:
-            allowed = middle
+            largest_allowed = middle
         else:
-            too_many = middle
+            smallest_too_many = middle
 
-    return allowed
+    return largest_allowed

@@ -38,7 +38,7 @@ class Stratum(NamedTuple):
 
 
 class _FailureDistribution(NamedTuple):
-    """The probability of each possible number of failures in the suspected part of a stratum.
+    """The probability of each possible number of failures in the suspected part of a sample.
 
     Attributes:
         smallest: The smallest possible number of failures.
@@ -48,6 +48,11 @@ class _FailureDistribution(NamedTuple):
     smallest: int
     probabilities: NDArray[np.float64]
 
+    def probability_of_at_least(self, failures: int) -> float:
+        """Return the probability of a number of failures or more, for a number that is possible."""
+        first_index = failures - self.smallest
+        return float(self.probabilities[first_index:].sum())
+
 
 def excess_p_value(strata: Iterable[Stratum]) -> float:
     """Return the probability of at least the observed failures in the suspected part, by chance.
@@ -56,20 +61,18 @@ def excess_p_value(strata: Iterable[Stratum]) -> float:
     question before and after a change. The exact test of Gart (1970) assumes that each trial of a
     stratum fails with the same probability, which may differ from stratum to stratum.
 
-    The result is 1 unless a stratum has failures and successes, and trials in both parts.
+    The result is 1 unless a stratum has failures and successes, and trials in both parts. For
+    example, if both failures of 4 trials are among the 2 suspected ones, it is 1 / 6.
     """
-    # In each stratum, failures are counted above the smallest number that is possible. Element k of
-    # the array is the probability of k such failures in all strata together: at first, no failure
-    # has the probability 1.
-    probability_of_count = np.ones(1)
-    observed_count = 0
+    # The distribution of the failures of all strata together, which begins with no stratum.
+    total = _FailureDistribution(smallest=0, probabilities=np.ones(1))
+    observed_failures = 0
     for stratum in strata:
-        distribution = _distribute_failures(stratum)
-        probability_of_count = _add_independent(probability_of_count, distribution.probabilities)
-        observed_count += stratum.suspect_failures - distribution.smallest
+        total = _add_independent(total, _distribute_failures(stratum))
+        observed_failures += stratum.suspect_failures
 
-    probability_of_observed_or_more = float(probability_of_count[observed_count:].sum())
-    return min(1.0, probability_of_observed_or_more)  # rounding can leave a sum slightly above 1
+    p_value = total.probability_of_at_least(observed_failures)
+    return min(1.0, p_value)  # rounding can leave a sum slightly above 1
 
 
 def _distribute_failures(stratum: Stratum) -> _FailureDistribution:
@@ -105,19 +108,22 @@ def _log_binomial(count: int, chosen: int) -> float:
 
 
 def _add_independent(
-    first: NDArray[np.float64], second: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the distribution of the sum of two independent random counts.
+    first: _FailureDistribution, second: _FailureDistribution
+) -> _FailureDistribution:
+    """Return the distribution of the sum of two independent numbers of failures.
 
-    Element k of an array is the probability of the count k. This is a convolution. It is written
-    out, because `numpy.convolve` adds in an order, and so rounds in a way, that depends on the
-    processor.
+    The probabilities are the convolution of those of both numbers. It is written out, because
+    `numpy.convolve` adds in an order, and so rounds in a way, that depends on the processor.
     """
-    probabilities_of_sum = np.zeros(len(first) + len(second) - 1)
-    for second_count, second_probability in enumerate(second):
-        sums = slice(second_count, second_count + len(first))
-        probabilities_of_sum[sums] += second_probability * first
-    return probabilities_of_sum
+    first_length = len(first.probabilities)
+    second_length = len(second.probabilities)
+
+    probabilities_of_sum = np.zeros(first_length + second_length - 1)
+    for index, second_probability in enumerate(second.probabilities):
+        sums = slice(index, index + first_length)
+        probabilities_of_sum[sums] += second_probability * first.probabilities
+
+    return _FailureDistribution(first.smallest + second.smallest, probabilities_of_sum)
 
 
 def sign_test_p_value(worse: int, better: int) -> float:

@@ -76,25 +76,41 @@ class Histogram:
         self.smallest_ns = _NO_VALUE
         self.largest_ns = -_NO_VALUE
 
-    def add(
-        self, values_ns: NDArray[np.int64], repetitions: NDArray[np.int64] | None = None
-    ) -> None:
-        """Count each value once, or as often as `repetitions` says."""
-        if repetitions is not None:
-            is_counted = repetitions > 0
-            values_ns = values_ns[is_counted]
-            repetitions = repetitions[is_counted]
-
+    def add(self, values_ns: NDArray[np.int64]) -> None:
+        """Count each value once."""
         if len(values_ns) == 0:
             return
 
+        self._extend_range(values_ns)
+        self.total_ns += int(values_ns.sum())
+
+        bucket_counts = np.bincount(bucket_numbers(values_ns))
+        self.counts[: len(bucket_counts)] += bucket_counts
+
+    def add_repeated(self, values_ns: NDArray[np.int64], repetitions: NDArray[np.int64]) -> None:
+        """Count each value as often as it is repeated.
+
+        The values 5 and 8 with the repetitions 3 and 0 are the values 5, 5 and 5.
+        """
+        is_counted = repetitions > 0
+        counted_values_ns = values_ns[is_counted]
+        counts_of_values = repetitions[is_counted]
+        if len(counted_values_ns) == 0:
+            return
+
+        self._extend_range(counted_values_ns)
+        sums_ns = counted_values_ns * counts_of_values
+        self.total_ns += int(sums_ns.sum())
+
+        # With weights, `bincount` adds up the counts of the values of each bucket, as floats.
+        buckets = bucket_numbers(counted_values_ns)
+        bucket_counts = np.bincount(buckets, weights=counts_of_values).astype(np.int64)
+        self.counts[: len(bucket_counts)] += bucket_counts
+
+    def _extend_range(self, values_ns: NDArray[np.int64]) -> None:
+        """Extend the range from the minimum to the maximum so that it includes the values."""
         self.smallest_ns = min(self.smallest_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
-        all_values_ns = values_ns if repetitions is None else values_ns * repetitions
-        self.total_ns += int(all_values_ns.sum())
-
-        counts = np.bincount(bucket_numbers(values_ns), weights=repetitions).astype(np.int64)
-        self.counts[: len(counts)] += counts
 
     def add_zeros(self, count: int) -> None:
         """Count the value 0 `count` times, without an array of them."""

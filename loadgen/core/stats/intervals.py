@@ -87,9 +87,17 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def _symmetric_interval(
-    value: float, half_width: float, count: int, method: str, level: float
+    value: float, half_width: float, *, count: int, method: str, level: float
 ) -> Interval:
-    """Return the interval that reaches as far below a value as above it."""
+    """Return the interval that reaches as far below a value as above it.
+
+    Args:
+        value: The value in the middle.
+        half_width: The distance to each end. If it is infinite, the interval has no bounds.
+        count: The number of independent values behind the interval.
+        method: How the interval was computed.
+        level: The confidence level.
+    """
     if half_width == math.inf:  # also if the value is NaN, which is not known
         return Interval(value, -math.inf, math.inf, level, count, method)
     return Interval(value, value - half_width, value + half_width, level, count, method)
@@ -106,7 +114,9 @@ def mean_of_runs(values: ArrayLike, level: float = LEVEL) -> Interval:
     run_values = np.asarray(values, float)
     mean = _mean_or_nan(run_values)
     half_width = _student_half_width(run_values, level)
-    return _symmetric_interval(mean, half_width, len(run_values), "replications", level)
+    return _symmetric_interval(
+        mean, half_width, count=len(run_values), method="replications", level=level
+    )
 
 
 def _mean_or_nan(values: NDArray[np.float64]) -> float:
@@ -140,16 +150,28 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
         level: The confidence level.
     """
     data = np.asarray(values, float)
-    count = min(batches, len(data))
-    if count < 2:
-        return _symmetric_interval(_mean_or_nan(data), math.inf, count, "batch means", level)
+    batch_count = min(batches, len(data))
+    if batch_count < 2:
+        mean = _mean_or_nan(data)
+        return _interval_of_batches(mean, math.inf, batch_count, level)
 
-    means = _means_of_batches(data, count)
-    uncorrelated = mean_of_runs(means, level)
+    # At first, the batches are treated like independent runs.
+    means = _means_of_batches(data, batch_count)
+    interval_if_independent = mean_of_runs(means, level)
 
     # A correlation that remains between neighbouring batches makes the interval wider.
-    half_width = uncorrelated.half_width * math.sqrt(variance_inflation(means))
-    return _symmetric_interval(uncorrelated.value, half_width, count, "batch means", level)
+    widening = math.sqrt(variance_inflation(means))
+    half_width = interval_if_independent.half_width * widening
+    return _interval_of_batches(interval_if_independent.value, half_width, batch_count, level)
+
+
+def _interval_of_batches(
+    mean: float, half_width: float, batch_count: int, level: float
+) -> Interval:
+    """Return the interval that reaches as far below the mean of batches as above it."""
+    return _symmetric_interval(
+        mean, half_width, count=batch_count, method="batch means", level=level
+    )
 
 
 def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
@@ -165,15 +187,15 @@ def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.flo
     return means
 
 
-def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
-    """Return a limit that at least the fraction `p` of normally distributed values stays below.
+def upper_tolerance_limit(values: ArrayLike, fraction: float, level: float = LEVEL) -> float:
+    """Return a limit that at least a fraction of normally distributed values stays below.
 
     This is a one-sided tolerance limit: the mean plus a number of standard deviations. The limit is
     infinite for too few values.
 
     Args:
         values: The values in order of time. Neighbouring values may be correlated.
-        p: The fraction of values below the limit.
+        fraction: The fraction of values below the limit, such as 0.99.
         level: The confidence that the limit is high enough.
     """
     data = np.asarray(values, float)
@@ -186,7 +208,7 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
         return math.inf
 
     standard_deviation = _deviation_of_correlated(data)
-    factor = _tolerance_factor(independent_count, p, level)
+    factor = _tolerance_factor(independent_count, fraction, level)
     return float(data.mean() + factor * standard_deviation)
 
 
@@ -201,20 +223,25 @@ def _deviation_of_correlated(values: NDArray[np.float64]) -> float:
     return math.sqrt(corrected_variance)
 
 
-def _tolerance_factor(independent_count: float, p: float, level: float) -> float:
+def _tolerance_factor(independent_count: float, fraction: float, level: float) -> float:
     """Return by how many standard deviations an upper tolerance limit is above the mean.
 
-    This is the approximation of Natrella (1963, Experimental Statistics, section 2-2). The factor
-    is 2.4 for 20 values, `p` = 0.95 and `level` = 0.9, and infinite for too few values.
+    This is the approximation of Natrella (1963, Experimental Statistics, section 2-2). For n values
+    and the normal quantiles z_p of the fraction and z_c of the confidence,
+
+        factor = (z_p + sqrt(z_p^2 - a b)) / a,
+        where a = 1 - z_c^2 / (2 (n - 1)) and b = z_p^2 - z_c^2 / n.
+
+    The factor is 2.4 for n = 20, a fraction of 0.95 and a level of 0.9. It is infinite for too few
+    values, for which a is not positive.
     """
-    z_of_fraction = NormalDist().inv_cdf(p)
+    z_of_fraction = NormalDist().inv_cdf(fraction)
     z_of_confidence = z_quantile(level)
 
-    # The factor is the larger solution k of the equation a k^2 - 2 z_of_fraction k + b = 0.
     a = 1 - z_of_confidence**2 / (2 * (independent_count - 1))
     b = z_of_fraction**2 - z_of_confidence**2 / independent_count
     if a <= 0:
-        return math.inf  # too few values
+        return math.inf
 
     root = math.sqrt(z_of_fraction**2 - a * b)
     return (z_of_fraction + root) / a
@@ -248,21 +275,22 @@ def neighbour_correlation(values: NDArray[np.float64]) -> float:
 
 
 class _TwoMeans(NamedTuple):
-    """The means x of the numerators and y of the denominators, with the errors of both.
+    """The means of two samples whose ratio is estimated, with the errors of both means.
 
     Attributes:
-        x: The mean of the numerators.
-        y: The mean of the denominators.
-        x_variance: The variance of x, which is that of one value divided by their number.
-        y_variance: The variance of y.
-        covariance: The covariance of x and y, 0 for independent samples.
+        numerator: The mean of the numerators.
+        denominator: The mean of the denominators.
+        numerator_variance: The variance of the mean of the numerators, which is the variance of one
+            value divided by the number of values.
+        denominator_variance: The variance of the mean of the denominators.
+        covariance: The covariance of both means, 0 for independent samples.
         degrees_of_freedom: The degrees of freedom of these variances.
     """
 
-    x: float
-    y: float
-    x_variance: float
-    y_variance: float
+    numerator: float
+    denominator: float
+    numerator_variance: float
+    denominator_variance: float
     covariance: float
     degrees_of_freedom: float
 
@@ -276,114 +304,125 @@ def ratio_of_means(
 ) -> Interval:
     """Return the ratio of the means of two samples, with an interval by Fieller's theorem (1954).
 
-    The interval is unbounded if the mean of the denominators may be 0, or for fewer than two
-    values. The ratio is NaN if it cannot be computed.
+    The interval has no bounds if the mean of the denominators may be 0, or for fewer than two
+    values. The ratio is NaN if there is no value, or if the mean of the denominators is 0.
 
     Args:
         numerators: The sample whose mean is divided.
         denominators: The sample whose mean is the divisor.
-        paired: Whether the samples are pairs of values, and not independent of each other.
+        paired: Whether the samples are pairs of values, such as the scores of two servers in each
+            task. If not, the samples are independent of each other.
         level: The confidence level.
 
     Raises:
         ValueError: The samples are paired and differ in length.
     """
-    x = np.asarray(numerators, float)
-    y = np.asarray(denominators, float)
-    count = min(len(x), len(y))
+    tops = np.asarray(numerators, float)
+    bottoms = np.asarray(denominators, float)
+    count = min(len(tops), len(bottoms))
 
-    has_ratio = count > 0 and y.mean() != 0
-    ratio = float(x.mean()) / float(y.mean()) if has_ratio else math.nan
-
-    # A single value has no variance, so there is no interval.
+    is_ratio_defined = count > 0 and bottoms.mean() != 0
+    ratio = float(tops.mean()) / float(bottoms.mean()) if is_ratio_defined else math.nan
+    unbounded = Interval(ratio, -math.inf, math.inf, level, count, method="ratio")
     if count < 2:
-        return Interval(ratio, -math.inf, math.inf, level, count, method="ratio")
+        return unbounded  # a single value has no variance
 
-    have_equal_lengths = len(x) == len(y)
+    have_equal_lengths = len(tops) == len(bottoms)
     if paired and not have_equal_lengths:
-        raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
+        raise ValueError(f"{len(tops)} values cannot be paired with {len(bottoms)}")
+    if not is_ratio_defined:
+        return unbounded
 
-    means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
+    means = _means_of_pairs(tops, bottoms) if paired else _independent_means(tops, bottoms)
     t = t_quantile(0.5 + level / 2, means.degrees_of_freedom)
     ends = _fieller_ends(means, t)
-    return Interval(ratio, ends.low, ends.high, level, count, method="ratio")
+    return replace(unbounded, low=ends.low, high=ends.high)
 
 
-def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
-    """Return the means of two samples of pairs, such as the scores of two servers by task."""
-    count = len(x)
-    x_mean = float(x.mean())
-    y_mean = float(y.mean())
-    products = (x - x_mean) * (y - y_mean)
-    covariance_of_pair = float(products.sum()) / (count - 1)
+def _means_of_pairs(
+    numerators: NDArray[np.float64], denominators: NDArray[np.float64]
+) -> _TwoMeans:
+    """Return the means of two samples of pairs, with the variances and covariance of these means.
 
-    return _TwoMeans(
-        x=x_mean,
-        y=y_mean,
-        x_variance=float(x.var(ddof=1)) / count,
-        y_variance=float(y.var(ddof=1)) / count,
-        covariance=covariance_of_pair / count,
-        degrees_of_freedom=float(count - 1),
-    )
-
-
-def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
-    """Return the means of two independent samples, which may differ in length and variance.
-
-    Fieller's theorem is about the difference x_mean - ratio * y_mean. For independent samples, the
-    variance of this difference is
-
-        (variance of x_mean) + ratio^2 * (variance of y_mean).
-
-    It is the sum of two estimated variances, so its degrees of freedom are those of Welch (1947).
+    The variance of a mean of n values is that of one value divided by n. In the same way, the
+    covariance of two means of n pairs is that of one pair divided by n.
     """
-    x_mean = float(x.mean())
-    y_mean = float(y.mean())
-    x_mean_variance = float(x.var(ddof=1)) / len(x)
-    y_mean_variance = float(y.var(ddof=1)) / len(y)
+    pair_count = len(numerators)
+    numerator_mean = float(numerators.mean())
+    denominator_mean = float(denominators.mean())
 
-    # With y_mean = 0, the interval is unbounded, and so does not depend on the degrees of freedom.
-    ratio = x_mean / y_mean if y_mean else 1.0
+    products = (numerators - numerator_mean) * (denominators - denominator_mean)
+    covariance_of_one_pair = float(products.sum()) / (pair_count - 1)
+
+    return _TwoMeans(
+        numerator=numerator_mean,
+        denominator=denominator_mean,
+        numerator_variance=float(numerators.var(ddof=1)) / pair_count,
+        denominator_variance=float(denominators.var(ddof=1)) / pair_count,
+        covariance=covariance_of_one_pair / pair_count,
+        degrees_of_freedom=float(pair_count - 1),
+    )
+
+
+def _independent_means(
+    numerators: NDArray[np.float64], denominators: NDArray[np.float64]
+) -> _TwoMeans:
+    """Return the means of two independent samples, with the variances of these means.
+
+    The samples may differ in length and variance. Fieller's interval needs the variance of the
+    difference (numerator mean) - ratio * (denominator mean), which is
+
+        (variance of numerator mean) + ratio^2 * (variance of denominator mean).
+
+    This is a sum of two estimated variances, so its degrees of freedom are those of Welch (1947).
+    The mean of the denominators is not 0.
+    """
+    numerator_mean = float(numerators.mean())
+    denominator_mean = float(denominators.mean())
+    numerator_variance = float(numerators.var(ddof=1)) / len(numerators)
+    denominator_variance = float(denominators.var(ddof=1)) / len(denominators)
+
+    ratio = numerator_mean / denominator_mean
     degrees_of_freedom = welch_degrees_of_freedom(
-        variance_a=x_mean_variance,
-        degrees_of_freedom_a=len(x) - 1,
-        variance_b=ratio**2 * y_mean_variance,
-        degrees_of_freedom_b=len(y) - 1,
+        variance_a=numerator_variance,
+        degrees_of_freedom_a=len(numerators) - 1,
+        variance_b=ratio**2 * denominator_variance,
+        degrees_of_freedom_b=len(denominators) - 1,
     )
 
     return _TwoMeans(
-        x=x_mean,
-        y=y_mean,
-        x_variance=x_mean_variance,
-        y_variance=y_mean_variance,
+        numerator=numerator_mean,
+        denominator=denominator_mean,
+        numerator_variance=numerator_variance,
+        denominator_variance=denominator_variance,
         covariance=0.0,
         degrees_of_freedom=degrees_of_freedom,
     )
 
 
 def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
-    """Return the ends of Fieller's interval (1954) of the ratio of two means, x / y.
+    """Return the ends of Fieller's interval (1954) of the ratio x / y of two means.
 
-    The ends are the two solutions r of the quadratic equation a r^2 - 2 b r + c = 0, with
+    A ratio r is in the interval if x - r y differs from 0 by at most t standard errors. So the ends
+    are the solutions of a quadratic equation:
 
-        a = y^2 - t^2 y_variance,
-        b = x y - t^2 covariance,
-        c = x^2 - t^2 x_variance.
+        (y^2 - t^2 variance(y)) r^2 - 2 (x y - t^2 covariance) r + (x^2 - t^2 variance(x)) = 0.
 
-    The interval has no bounds unless a > 0, which means that y differs significantly from 0.
+    The interval has no bounds unless the coefficient of r^2 is positive, which means that y differs
+    significantly from 0.
 
     Args:
-        means: The two means, with their variances.
+        means: The means x (numerator) and y (denominator), with their variances.
         t: Student's quantile for the confidence of the interval.
     """
-    x = means.x
-    y = means.y
+    x = means.numerator
+    y = means.denominator
     t_squared = t * t
 
-    # The coefficients have the letters of the equation.
-    a = y * y - t_squared * means.y_variance
+    # The equation is a r^2 - 2 b r + c = 0.
+    a = y * y - t_squared * means.denominator_variance
     b = x * y - t_squared * means.covariance
-    c = x * x - t_squared * means.x_variance
+    c = x * x - t_squared * means.numerator_variance
     discriminant = b * b - a * c
 
     is_unbounded = a <= 0 or discriminant < 0
@@ -518,40 +557,55 @@ def length_to_meet_s(recurrence_s: float, level: float = LEVEL) -> float:
 
 
 def widen_by_runs(
-    interval: Interval, value_of_runs: Sequence[float], *, on_log_scale: bool = False
+    interval: Interval, values_of_runs: Sequence[float], *, on_log_scale: bool = False
 ) -> Interval:
     """Return an interval that also covers the differences between repeated runs.
 
     Only several runs show what differs from run to run, such as a restart of the server. The result
-    is at least as wide as Student's interval of the values of the runs.
+    is at least as wide as Student's interval of the values of the runs. The interval stays as it is
+    for a single run, and if a value is not finite or has no logarithm.
 
     Args:
         interval: The interval from within the runs.
-        value_of_runs: The value of each run.
+        values_of_runs: The value of each run.
         on_log_scale: Whether to compare the logarithms of the values, as for latencies, whose
             errors are relative.
     """
-    values = np.array([interval.value, *value_of_runs], float)
-    are_finite = bool(np.isfinite(values).all())
-    have_logarithms = not on_log_scale or values.min() > 0
-    if len(value_of_runs) < 2 or not are_finite or not have_logarithms:
+    run_values = np.array(values_of_runs, float)
+    if len(run_values) < 2:
         return interval
 
-    run_values = values[1:]
+    are_all_finite = math.isfinite(interval.value) and np.isfinite(run_values).all()
+    if not are_all_finite:
+        return interval
+
     if on_log_scale:
-        log_half_width = mean_of_runs(np.log(run_values), interval.level).half_width
-        low_of_runs = interval.value * math.exp(-log_half_width)
-        limited_half_width = min(log_half_width, MAX_EXPONENT)  # `exp` of more would overflow
-        high_of_runs = interval.value * math.exp(limited_half_width)
+        are_all_positive = interval.value > 0 and run_values.min() > 0
+        if not are_all_positive:
+            return interval
+        ends = _log_scale_ends(interval.value, run_values, interval.level)
     else:
         half_width = mean_of_runs(run_values, interval.level).half_width
-        low_of_runs = interval.value - half_width
-        high_of_runs = interval.value + half_width
+        ends = IntervalEnds(low=interval.value - half_width, high=interval.value + half_width)
 
     return replace(
         interval,
-        low=min(interval.low, low_of_runs),
-        high=max(interval.high, high_of_runs),
+        low=min(interval.low, ends.low),
+        high=max(interval.high, ends.high),
+    )
+
+
+def _log_scale_ends(value: float, run_values: NDArray[np.float64], level: float) -> IntervalEnds:
+    """Return the ends of Student's interval of the logarithms of values, around a value.
+
+    If the logarithms differ by up to 0.1 from their mean, the ends are the value times exp(-0.1)
+    and exp(0.1), so about 10 % below and above the value.
+    """
+    log_half_width = mean_of_runs(np.log(run_values), level).half_width
+    limited_half_width = min(log_half_width, MAX_EXPONENT)  # `exp` of more would overflow
+    return IntervalEnds(
+        low=value * math.exp(-log_half_width),
+        high=value * math.exp(limited_half_width),
     )
 
 
@@ -621,26 +675,49 @@ def extrapolate_growth(
         level: The one-sided confidence of the bound.
     """
     data = np.asarray(values, float)
-    count = len(data)
-    if count < MIN_VALUES_OF_TREND:
+    if len(data) < MIN_VALUES_OF_TREND:
         return ExpectedGrowth(growth=0.0, upper_bound=math.inf)
 
-    # The line is: mean of the values + slope * time. The mean of the times is 0.
+    slope = _estimate_slope(data)
+    t = t_quantile(level, slope.degrees_of_freedom)
+    upper_slope = slope.per_step + t * slope.standard_error
+
+    return ExpectedGrowth(
+        growth=slope.per_step * steps_ahead,
+        upper_bound=upper_slope * steps_ahead,
+    )
+
+
+class _Slope(NamedTuple):
+    """The slope of a straight line through evenly spaced values.
+
+    Attributes:
+        per_step: By how much the line rises from one value to the next.
+        standard_error: The standard error of `per_step`.
+        degrees_of_freedom: The degrees of freedom of the standard error.
+    """
+
+    per_step: float
+    standard_error: float
+    degrees_of_freedom: int
+
+
+def _estimate_slope(values: NDArray[np.float64]) -> _Slope:
+    """Return the slope of the least-squares line through evenly spaced values.
+
+    With times t whose mean is 0, slope = sum(t * value) / sum(t^2). Its variance is that of the
+    residuals divided by sum(t^2), times the inflation by correlated neighbours.
+    """
+    count = len(values)
     times = np.arange(count) - (count - 1) / 2
     sum_of_squared_times = float((times * times).sum())
-    slope = float((times * data).sum()) / sum_of_squared_times
+    slope = float((times * values).sum()) / sum_of_squared_times
 
     # The residuals are the distances of the values from the line.
-    residuals = data - data.mean() - slope * times
-    degrees_of_freedom = count - 2  # two parameters were fitted
+    residuals = values - values.mean() - slope * times
+    degrees_of_freedom = count - 2  # two parameters were fitted: the mean and the slope
     residual_variance = float((residuals * residuals).sum()) / degrees_of_freedom
 
-    # Correlation of neighbouring residuals makes the variance of the slope larger.
     variance_if_independent = residual_variance / sum_of_squared_times
     slope_variance = variance_if_independent * variance_inflation(residuals)
-    standard_error = math.sqrt(slope_variance)
-
-    t = t_quantile(level, degrees_of_freedom)
-    upper_slope = slope + t * standard_error
-
-    return ExpectedGrowth(growth=slope * steps_ahead, upper_bound=upper_slope * steps_ahead)
+    return _Slope(slope, math.sqrt(slope_variance), degrees_of_freedom)

@@ -157,16 +157,20 @@ def distribution_of(values_ns: NDArray[np.int64]) -> Distribution:
 
 
 def describe_sample(sample: Sample, mean_ns: float, min_ns: int, max_ns: int) -> Distribution:
-    """Return the distribution of a sample with at least one value.
+    """Return the distribution of a sample with at least one value, in milliseconds.
+
+    The result also names the quantiles for which the sample has enough values, NEEDED_SAMPLES.
 
     Args:
-        sample: The sample.
-        mean_ns: The mean of the sample.
+        sample: All values, or a histogram of them, which only gives quantiles.
+        mean_ns: The exact mean of the values.
         min_ns: The smallest value.
         max_ns: The largest value.
     """
     quantiles_ms = {name: milliseconds(sample.quantile(p)) for name, p in QUANTILES}
-    supported = [name for name, needed in NEEDED_SAMPLES.items() if sample.count >= needed]
+    supported_quantiles = [
+        name for name, needed_count in NEEDED_SAMPLES.items() if sample.count >= needed_count
+    ]
 
     return Distribution(
         count=sample.count,
@@ -178,7 +182,7 @@ def describe_sample(sample: Sample, mean_ns: float, min_ns: int, max_ns: int) ->
         p99=quantiles_ms["p99"],
         p99_9=quantiles_ms["p99_9"],
         max=milliseconds(max_ns),
-        supported=tuple(supported),
+        supported=tuple(supported_quantiles),
     )
 
 
@@ -197,24 +201,13 @@ class Values:
             arrays: The arrays. Each can be freed before the next one is computed.
             max_count: An upper bound of the number of values in all arrays.
         """
-        # Copy the arrays one after the other into a single buffer.
-        buffer = np.empty(max_count, np.int64)
-        count = 0
-        for array in arrays:
-            end = count + len(array)
-            buffer[count:end] = array
-            count = end
-
         sample = cls()
-        sample.add(buffer[:count])
-
-        # `add` may have copied the values. Then the memory of the buffer is freed before the sort.
-        del buffer
+        sample.add(_concatenate_one_by_one(arrays, max_count))
         sample._join_and_sort()
         return sample
 
     def _join_and_sort(self) -> NDArray[np.int64]:
-        """Replace all arrays by one sorted array with all values, and return this array."""
+        """Join all arrays into one sorted array, which is stored instead of them and returned."""
         if self._is_sorted:
             return self._arrays[0]
 
@@ -275,6 +268,25 @@ class Values:
         return describe_sample(self, mean, smallest, largest)
 
 
+def _concatenate_one_by_one(
+    arrays: Iterable[NDArray[np.int64]], max_count: int
+) -> NDArray[np.int64]:
+    """Return the values of all arrays as one array. Only one of the arrays is in memory at once.
+
+    Args:
+        arrays: The arrays.
+        max_count: An upper bound of the number of values in all arrays.
+    """
+    buffer = np.empty(max_count, np.int64)
+    count = 0
+    for array in arrays:
+        end = count + len(array)
+        buffer[count:end] = array
+        count = end
+
+    return buffer[:count]
+
+
 def _sum_exactly(values: NDArray[np.int64], largest: int) -> int:
     """Return the sum of values as a Python integer, which does not overflow."""
     # The values are divided into chunks whose sums fit into int64.
@@ -317,37 +329,36 @@ def ks_distance(
 ) -> float:
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
-    The distance is the largest difference between the share of the values up to x and the
-    probability of the distribution up to x, for any x. The share jumps at each value, so the shares
-    right below the value and up to the value are compared.
+    The distance is the largest difference, over all x, between the share of the values up to x and
+    the probability of the distribution up to x. The share of the values jumps at each value, so the
+    difference is computed right below each value and at the value.
 
     Args:
         ordered: The values, at least one, in ascending order.
         cdf: Returns the probability P(X <= x) of the distribution, for an array of x.
         cdf_below: Returns P(X < x). For a continuous distribution, it is the same function.
     """
-    # The number of values below each distinct value is the index of the first of the equal values.
-    # The number of values up to it is the number below the next distinct value.
+    # For 3, 3, 7, 9, the distinct values begin at the indexes 0, 2 and 3. So 0, 2 and 3 values are
+    # below 3, 7 and 9, and 2, 3 and 4 values are up to 3, 7 and 9.
     value_count = len(ordered)
-    count_below = _first_of_equal(ordered)
-    count_up_to = np.append(count_below[1:], value_count)
+    first_index = _first_indexes_of_distinct(ordered)
+    count_below = first_index
+    count_up_to = np.append(first_index[1:], value_count)
 
-    largest_differences = []
-    for block in block_slices(len(count_below)):  # in blocks, to need little memory
-        distinct_values = ordered[count_below[block]]
-
+    largest_difference = 0.0
+    for block in block_slices(len(first_index)):  # in blocks, to need little memory
+        distinct_values = ordered[first_index[block]]
         share_below = count_below[block] / value_count
-        differences_below = np.abs(share_below - cdf_below(distinct_values))
-        largest_differences.append(differences_below.max())
-
         share_up_to = count_up_to[block] / value_count
-        differences_up_to = np.abs(share_up_to - cdf(distinct_values))
-        largest_differences.append(differences_up_to.max())
 
-    return float(max(largest_differences))
+        difference_below = np.abs(share_below - cdf_below(distinct_values)).max()
+        difference_up_to = np.abs(share_up_to - cdf(distinct_values)).max()
+        largest_difference = max(largest_difference, difference_below, difference_up_to)
+
+    return float(largest_difference)
 
 
-def _first_of_equal(ordered: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the index of the first of each series of equal values: 0, 2, 3 for 3, 3, 7, 9."""
-    is_first = np.append(True, ordered[1:] != ordered[:-1])
-    return np.flatnonzero(is_first)
+def _first_indexes_of_distinct(ordered: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the index at which each distinct value begins: 0, 2, 3 for the values 3, 3, 7, 9."""
+    differs_from_previous = np.append(True, ordered[1:] != ordered[:-1])
+    return np.flatnonzero(differs_from_previous)

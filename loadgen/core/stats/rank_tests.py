@@ -64,14 +64,12 @@ def find_monotonic_trend(values: NDArray[np.float64]) -> MonotonicTrend:
     This is the test of Mann and Kendall, with the correction of Hamed and Rao (1998) for values
     that are correlated with their neighbours.
     """
-    # The score is the number of pairs of values that rise minus the number of pairs that fall.
-    earlier, later = np.triu_indices(len(values), k=1)
-    changes = values[later] - values[earlier]
-    score = int(np.sign(changes).sum())
-
-    variance = _mann_kendall_variance(values) * _hamed_rao_correction(values)
-    if score == 0 or variance <= 0:
+    score = _mann_kendall_score(values)
+    if score == 0:
         return MonotonicTrend("none", 1.0)
+
+    # The score is not 0, so the values differ, and their variance is above 0.
+    variance = _mann_kendall_variance(values) * _hamed_rao_correction(values)
 
     # The continuity correction moves the score, which is an integer, by 1 towards 0.
     z_score = (abs(score) - 1) / math.sqrt(variance)
@@ -85,8 +83,24 @@ def find_monotonic_trend(values: NDArray[np.float64]) -> MonotonicTrend:
     return MonotonicTrend("up" if score > 0 else "down", p_value)
 
 
+def _mann_kendall_score(values: NDArray[np.float64]) -> int:
+    """Return Mann and Kendall's S: the pairs of values that rise minus the pairs that fall.
+
+    For the values 1, 3, 2, the pairs (1, 3) and (1, 2) rise, and (3, 2) falls, so S is 1.
+    """
+    # The upper triangle of a table of all pairs has each pair once, with the earlier value first.
+    earlier_index, later_index = np.triu_indices(len(values), k=1)
+    changes = values[later_index] - values[earlier_index]
+    return int(np.sign(changes).sum())
+
+
 def _mann_kendall_variance(values: NDArray[np.float64]) -> float:
-    """Return the variance of Mann and Kendall's S without a trend, with the correction for ties."""
+    """Return the variance of Mann and Kendall's S without a trend, with the correction for ties.
+
+    For n values, and groups of t equal values, Kendall (1975) gives
+
+        (n (n - 1) (2 n + 5) - sum of t (t - 1) (2 t + 5)) / 18.
+    """
     count = len(values)
     _, tie_sizes = np.unique(values, return_counts=True)
     tie_term = int((tie_sizes * (tie_sizes - 1) * (2 * tie_sizes + 5)).sum())
@@ -166,14 +180,14 @@ def _pettitt_statistics(values: NDArray[np.float64]) -> NDArray[np.float64]:
     which is 0 if both parts have the same mean rank. The values 5, 5, 9 have the ranks 1.5, 1.5, 3.
     So U is -1 for the part 5, and -2 for the part 5, 5.
     """
-    n = len(values)
-    rank_sums = np.cumsum(_average_ranks(values))
-    rank_sums_of_first_part = rank_sums[
-        :-1
-    ]  # without the sum of all ranks: one part would be empty
-    lengths_of_first_part = np.arange(1, n)
-    u: NDArray[np.float64] = 2.0 * rank_sums_of_first_part - lengths_of_first_part * (n + 1)
-    return u
+    # The first part has 1 to n - 1 values, so that the second part is not empty.
+    count = len(values)
+    first_lengths = np.arange(1, count)
+    ranks = _average_ranks(values)
+    first_rank_sums = np.cumsum(ranks[:-1])
+
+    statistics: NDArray[np.float64] = 2.0 * first_rank_sums - first_lengths * (count + 1)
+    return statistics
 
 
 def _average_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -184,14 +198,15 @@ def _average_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean_ranks[group_index]
 
 
-def relative_change(values: NDArray[np.float64]) -> float:
-    """Return by which fraction of the median a straight line through the values rises.
+def relative_linear_growth(values: NDArray[np.float64]) -> float:
+    """Return by which fraction of the median the least-squares line through the values rises.
 
-    For example, 0.1 means that the least-squares line rises by 10 % of the median from the first
-    value to the last one.
+    The rise is that from the first value to the last one. The values 10, 11, 12 rise by 2, and
+    their median is 11, so the result is 2 / 11. If the median is 0, the result is infinite with the
+    sign of the rise, and 0 without a rise.
     """
     count = len(values)
-    times = np.arange(count) - (count - 1) / 2.0
+    times = np.arange(count) - (count - 1) / 2.0  # with a mean of 0
     deviations = values - values.mean()
     slope = float((times * deviations).sum()) / float((times * times).sum())
     rise = slope * (count - 1)
@@ -199,8 +214,6 @@ def relative_change(values: NDArray[np.float64]) -> float:
     median = float(np.median(values))
     if median != 0:
         return rise / median
-
-    # A change relative to 0 is infinite.
     return math.copysign(math.inf, rise) if rise else 0.0
 
 

@@ -133,6 +133,11 @@ class _TrendTests(NamedTuple):
     steps: _TrendTest
 
     @property
+    def growth_by_line(self) -> float:
+        """The growth of the straight line through the series, from the first block to the last."""
+        return self.slope.growth
+
+    @property
     def p_value(self) -> float:
         """The probability that either test shows so much growth when there is none.
 
@@ -154,7 +159,7 @@ def find_trends(
 ) -> list[Trend | None]:
     """Return how much each series grows over time, and whether that growth is significant.
 
-    A trend is None if the series has too few values.
+    A trend is None if the series has fewer than MIN_BLOCKS values.
 
     Args:
         series: The series. Each has the means of equal blocks of time, NaN for a block without a
@@ -164,13 +169,16 @@ def find_trends(
     tests_by_index = _test_all_series(series)
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
-    level_of_each_test = _bonferroni_level(significance_level, series_count=len(tests_by_index))
+
+    # Which level Holm's procedure applies to a series depends on the other series. The detectable
+    # growth is therefore that at the strictest of these levels, which is Bonferroni's.
+    strictest_level = _bonferroni_level(significance_level, series_count=len(tests_by_index))
 
     trends: list[Trend | None] = [None] * len(series)
     for index, tests in tests_by_index.items():
         trends[index] = Trend(
-            growth=tests.slope.growth,
-            detectable_growth=tests.detectable_growth(level_of_each_test),
+            growth=tests.growth_by_line,
+            detectable_growth=tests.detectable_growth(strictest_level),
             mean=_mean_of_known(series[index]),
             p_value=p_values[index],
             grows=index in growing_indices,
@@ -195,24 +203,26 @@ def _mean_of_known(values: NDArray[np.float64]) -> float:
 
 
 def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendTests]:
-    """Return both tests of each series, by the index of the series.
+    """Return the test of the slope and the test of the steps of each series, by its index.
 
-    A series with too few values is left out.
+    A series with fewer than MIN_BLOCKS values is left out.
     """
     fitted_lines = [_fit_line(values) for values in series]
+    line_by_index = {index: line for index, line in enumerate(fitted_lines) if line is not None}
 
-    # The correlation in one short series is only a rough estimate, so the mean of many helps.
-    has_many_series = len(series) >= MANY_SERIES
-    mean_correlation = _mean_correlation(fitted_lines) if has_many_series else None
+    # A single short series shows the correlation of its noise only roughly, and often too small. If
+    # there are many series, each is taken to be at least as correlated as the mean of all.
+    common_correlation = None
+    if len(series) >= MANY_SERIES:
+        common_correlation = _mean_noise_correlation(list(line_by_index.values()))
 
-    tests_by_index = {}
-    for index, line in enumerate(fitted_lines):
-        if line is not None:
-            slope_test = _test_slope(line, mean_correlation)
-            steps_test = _test_steps(line.values)
-            tests_by_index[index] = _TrendTests(slope_test, steps_test)
-
-    return tests_by_index
+    return {
+        index: _TrendTests(
+            slope=_test_slope(line, common_correlation),
+            steps=_test_steps(line.values),
+        )
+        for index, line in line_by_index.items()
+    }
 
 
 def _reject_by_holm(p_values: dict[int, float], significance_level: float) -> set[int]:
@@ -264,6 +274,8 @@ class _FittedLine(Struct, frozen=True):
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     """Fit a straight line to a series by least squares, or return None for too few values.
 
+    With times t whose mean is 0, the slope is sum(t * value) / sum(t^2).
+
     Args:
         series: The value of each block of time, NaN for a block without one.
     """
@@ -271,22 +283,21 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     if len(blocks) < MIN_BLOCKS:
         return None
 
-    values = _without_rounding(series[blocks].astype(float))
+    # Without rounding errors, a constant series has no noise, and no slope.
+    values = _replace_rounding_errors(series[blocks].astype(float))
+
     times = _scale_times(blocks)
-    slope = _fit_factor(values, times)
-    return _FittedLine(
-        values,
-        slope,
-        sum_of_squared_times=float((times * times).sum()),
-        noise=_measure_noise(values, times, slope),
-    )
+    slope = _least_squares_factor(values, times)
+    sum_of_squared_times = float((times**2).sum())
+    noise = _measure_noise(values, times, slope)
+    return _FittedLine(values, slope, sum_of_squared_times, noise)
 
 
-def _fit_factor(values: NDArray[np.float64], curve: NDArray[np.float64]) -> float:
-    """Return the factor c such that c * curve has the shape of the values, by least squares.
+def _least_squares_factor(values: NDArray[np.float64], curve: NDArray[np.float64]) -> float:
+    """Return the factor c for which c * curve + a constant fits the values by least squares.
 
-    The curve has a mean of 0, so the mean of the values does not matter. For example, the curve
-    -1, 0, 1 fits the values 3, 5, 7 with c = 2.
+    The curve has a mean of 0, so the constant, which is the mean of the values, does not matter.
+    For example, the curve -1, 0, 1 fits the values 3, 5, 7 with c = 2.
     """
     return float((values * curve).sum()) / float((curve * curve).sum())
 
@@ -305,58 +316,60 @@ def _measure_noise(
 ) -> _Noise | None:
     """Return the noise of a series, or None if there are only rounding errors.
 
-    The noise is the difference between the values and a parabola. So growth that becomes faster or
-    slower does not count as noise.
+    The noise is what a least-squares parabola through the values leaves over: its residuals. So
+    growth that becomes faster or slower does not count as noise.
 
     Args:
         values: The values of the series.
         times: The time of each value. Their mean is 0.
         slope: The slope of the least-squares straight line through the values.
     """
-    difference_from_line = values - values.mean() - slope * times
-    noise = difference_from_line - _bend_of_parabola(values, times)
+    residuals_of_line = values - values.mean() - slope * times
+    residuals = residuals_of_line - _bend_of_parabola(values, times)
+    sum_of_squares = float((residuals**2).sum())
 
-    sum_of_squares = float((noise * noise).sum())
+    # The root of the sum of squares is the length of the vector of residuals.
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
     is_only_rounding = sum_of_squares <= largest_rounding_error**2
     if is_only_rounding:
         return None
 
-    products_of_neighbours = noise[1:] * noise[:-1]
-    correlation_of_residuals = float(products_of_neighbours.sum()) / sum_of_squares
-    correlation = _noise_correlation(correlation_of_residuals, len(noise))
-    return _Noise(sum_of_squares, correlation)
+    products_of_neighbours = residuals[1:] * residuals[:-1]
+    residual_correlation = float(products_of_neighbours.sum()) / sum_of_squares
+    noise_correlation = _correct_for_fitted_curve(residual_correlation, len(residuals))
+    return _Noise(sum_of_squares, noise_correlation)
 
 
-def _noise_correlation(residual_correlation: float, count: int) -> float:
+def _correct_for_fitted_curve(residual_correlation: float, residual_count: int) -> float:
     """Return the correlation of neighbours in the noise, from that of the residuals of a curve.
 
     A fitted curve follows the noise, so its residuals look less correlated than the noise is. For n
-    residuals of a curve with k parameters, approximately
+    residuals of a curve with k parameters, and a correlation r of the noise, the expected
+    correlation of the residuals is about r - k (1 + 2 r) / n. Solved for r, this is
 
-        noise correlation = (n * residual correlation + k) / (n - 2 * k).
+        r = (n * residual correlation + k) / (n - 2 k).
 
     For example, 20 residuals of a parabola (k = 3) with a correlation of 0.2 show a noise
-    correlation of 7 / 14 = 0.5.
+    correlation of 7 / 14 = 0.5. The result is from 0 to MAX_CORRELATION.
 
     Args:
         residual_correlation: The correlation of each residual with the next one.
-        count: The number of residuals.
+        residual_count: The number of residuals, at least MIN_BLOCKS.
     """
-    # MIN_BLOCKS makes the divisor at least 2; the 1 only protects against smaller settings.
-    divisor = max(count - 2 * CURVE_PARAMETERS, 1)
-    noise_correlation = (residual_correlation * count + CURVE_PARAMETERS) / divisor
+    divisor = residual_count - 2 * CURVE_PARAMETERS
+    noise_correlation = (residual_correlation * residual_count + CURVE_PARAMETERS) / divisor
     return min(max(noise_correlation, 0.0), MAX_CORRELATION)
 
 
-def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values without rounding errors, which a constant series may have.
+def _replace_rounding_errors(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values, of which those that differ from the mean by rounding alone are made equal.
 
-    Values that differ from the mean by rounding alone all get the first value of the series.
+    They all become the first value. So a series such as 0.3, 0.30000000000000004, 0.3 becomes
+    constant.
     """
     mean = float(values.mean())
     rounding_error = ROUNDING * max(abs(mean), ROUNDING)
-    is_mean = np.abs(values - values.mean()) <= rounding_error
+    is_mean = np.abs(values - mean) <= rounding_error
     return np.where(is_mean, values[0], values)
 
 
@@ -376,54 +389,50 @@ def _bend_of_parabola(
     # The last digits of `np.polyfit` would differ from one processor to the next.
     squared_times = times * times
     centered_squares = squared_times - squared_times.mean()
-    slope_of_squares = _fit_factor(centered_squares, times)
+    slope_of_squares = _least_squares_factor(centered_squares, times)
     bent_curve = centered_squares - slope_of_squares * times
 
-    bend: NDArray[np.float64] = _fit_factor(values, bent_curve) * bent_curve
+    bend: NDArray[np.float64] = _least_squares_factor(values, bent_curve) * bent_curve
     return bend
 
 
-def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
-    """Return the mean correlation of neighbouring blocks over all series, 0 without noise.
-
-    The correlation in a single short series can look too small by chance, but the mean of many
-    series hardly can.
-    """
-    correlations = [
-        line.noise.correlation
-        for line in fitted_lines
-        if line is not None and line.noise is not None
-    ]
+def _mean_noise_correlation(lines: Sequence[_FittedLine]) -> float:
+    """Return the mean correlation of the noise of neighbouring blocks, 0 if no line has noise."""
+    correlations = [line.noise.correlation for line in lines if line.noise is not None]
     return float(np.mean(correlations)) if correlations else 0.0
 
 
-def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest:
+def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTest:
     """Return Student's t test of whether the slope of a line is above 0, with correlated noise.
 
-    The noise is modelled as an autoregressive process of order 1. A correlation of r between
-    neighbouring blocks makes the variance of the slope (1 + r) / (1 - r) times as large.
+    For independent noise, the variance of a slope is (variance of the noise) / sum(t^2), with times
+    t whose mean is 0. If neighbouring blocks have the correlation r, as in an autoregressive
+    process of order 1, it is (1 + r) / (1 - r) times as large.
 
     Args:
         line: The least-squares line through the blocks of a series.
-        mean_correlation: The mean correlation of the noise of many series, or None if there are few
-            series. The correlation of this series counts as at least as large.
+        common_correlation: The mean correlation of the noise of many series, which is the least
+            that is assumed for this series. None if there are only few series.
     """
     block_count = len(line.values)
-    residual_degrees_of_freedom = block_count - CURVE_PARAMETERS
+    degrees_of_freedom_of_noise = block_count - CURVE_PARAMETERS
     if line.noise is None:
         return _TrendTest(
-            line.slope, standard_error=0.0, degrees_of_freedom=residual_degrees_of_freedom
+            line.slope, standard_error=0.0, degrees_of_freedom=degrees_of_freedom_of_noise
         )
 
-    correlation = _cautious_correlation(line.noise.correlation, block_count, mean_correlation)
-    noise_variance = line.noise.sum_of_squares / residual_degrees_of_freedom
+    correlation = _cautious_correlation(line.noise.correlation, block_count, common_correlation)
+    noise_variance = line.noise.sum_of_squares / degrees_of_freedom_of_noise
     variance_if_independent = noise_variance / line.sum_of_squared_times
     slope_variance = variance_if_independent * _variance_inflation(correlation)
 
-    is_well_known = mean_correlation is not None
-    degrees_of_freedom = _degrees_of_freedom_of_slope(
-        block_count, correlation, is_well_known=is_well_known
-    )
+    if common_correlation is None:
+        independent_blocks = _independent_blocks_of_mean(block_count, correlation)
+    else:
+        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
+
+    # Each parameter of the fitted curve takes one degree of freedom.
+    degrees_of_freedom = max(independent_blocks - CURVE_PARAMETERS, MIN_DEGREES_OF_FREEDOM)
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
 
 
@@ -432,56 +441,48 @@ def _variance_inflation(correlation: float) -> float:
     return (1 + correlation) / (1 - correlation)
 
 
-def _degrees_of_freedom_of_slope(
-    block_count: int, correlation: float, *, is_well_known: bool
-) -> float:
-    """Return the degrees of freedom of a slope through correlated blocks of time.
-
-    Args:
-        block_count: The number of blocks.
-        correlation: The correlation of neighbouring blocks.
-        is_well_known: Whether the correlation is known from many series. If not, the test is
-            stricter.
-    """
-    # Correlated blocks count as fewer independent blocks.
-    if is_well_known:
-        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
-    else:
-        independent_blocks = block_count / _variance_inflation(correlation)
-
-    # Each fitted parameter takes one degree of freedom.
-    degrees_of_freedom = independent_blocks - CURVE_PARAMETERS
-    return max(degrees_of_freedom, MIN_DEGREES_OF_FREEDOM)
-
-
-def _independent_blocks_of_variance(count: int, correlation: float) -> float:
-    """Return how many independent blocks show a variance as well as `count` correlated blocks.
+def _independent_blocks_of_variance(block_count: int, correlation: float) -> float:
+    """Return how many independent blocks show the variance of the noise as well as correlated ones.
 
     For a correlation r of neighbours, n blocks count as n (1 - r^2) / (1 + r^2) independent blocks
-    (Bayley and Hammersley 1946).
+    (Bayley and Hammersley 1946). With r = 0.5, 20 blocks count as 12.
     """
     correlation_of_squares = correlation * correlation
-    return count * (1 - correlation_of_squares) / (1 + correlation_of_squares)
+    return block_count * (1 - correlation_of_squares) / (1 + correlation_of_squares)
 
 
-def _cautious_correlation(correlation: float, count: int, mean_correlation: float | None) -> float:
-    """Return an upper bound of the correlation between the values of adjacent blocks of time.
+def _independent_blocks_of_mean(block_count: int, correlation: float) -> float:
+    """Return how many independent blocks show a mean as well as correlated ones do.
 
-    The estimated correlation is raised by CORRELATION_ERRORS standard errors, after Fisher's
-    transformation z = atanh(correlation). The standard error of z is 1 / sqrt(count - 3).
+    For a correlation r of neighbours, n blocks count as n (1 - r) / (1 + r) independent blocks. For
+    r = 0.5, 20 blocks count as 6.7, fewer than for a variance. This smaller number also makes up
+    for the error of a correlation that is estimated from a single series.
+    """
+    return block_count / _variance_inflation(correlation)
+
+
+def _cautious_correlation(
+    correlation: float, block_count: int, common_correlation: float | None
+) -> float:
+    """Return a correlation of neighbouring blocks that is cautiously larger than the estimate.
+
+    The estimate is raised by CORRELATION_ERRORS standard errors, after Fisher's transformation
+    z = atanh(correlation), by which the standard error of z is 1 / sqrt(n - 3) for n blocks. The
+    result is at most MAX_CORRELATION.
 
     Args:
         correlation: The estimate.
-        count: The number of blocks.
-        mean_correlation: The mean of the estimates of many series, or None. The result is at least
-            this mean.
+        block_count: The number of blocks, at least MIN_BLOCKS.
+        common_correlation: The mean correlation of many series, which is the smallest result. None
+            if there are only few series.
     """
     fisher_z = math.atanh(correlation)
-    standard_error = 1 / math.sqrt(count - 3)
-    raised_correlation = math.tanh(fisher_z + CORRELATION_ERRORS * standard_error)
+    standard_error = 1 / math.sqrt(block_count - 3)
+    cautious_correlation = math.tanh(fisher_z + CORRELATION_ERRORS * standard_error)
 
-    lower_bound = 0.0 if mean_correlation is None else mean_correlation
-    return min(max(raised_correlation, lower_bound), MAX_CORRELATION)
+    if common_correlation is not None:
+        cautious_correlation = max(cautious_correlation, common_correlation)
+    return min(cautious_correlation, MAX_CORRELATION)
 
 
 def _test_steps(values: NDArray[np.float64]) -> _TrendTest:

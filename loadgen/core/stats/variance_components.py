@@ -57,10 +57,13 @@ def estimate_components(
 
     A cell has the values of one part in one block of time. This is the two-way analysis of variance
     of the cell means. The method of moments for two random effects (Searle, Casella and McCulloch
-    1992, chapter 4) solves two equations for the two variances:
+    1992, chapter 4) sets each mean square equal to its expected value:
 
         mean square of the parts = residual mean square + blocks * variance between parts,
-        mean square of the blocks = residual mean square + parts * variance over time.
+        mean square of the blocks = residual mean square + parts * variance over time,
+        residual mean square = variance of interaction + variance of a cell mean by chance.
+
+    The interaction is the changes over time that single parts have.
 
     Args:
         cell_means: The mean of each cell, parts x blocks of time, two or more of each.
@@ -74,11 +77,10 @@ def estimate_components(
     variance_between_parts = (mean_squares.parts - residual) / block_count
     variance_over_time = (mean_squares.blocks - residual) / part_count
 
-    # The residuals are the sum of chance and of the changes over time that only some parts have,
-    # which are called the interaction. The variance by chance of a mean of n values is 1 / n of the
-    # variance of one value.
-    variance_by_chance = variance_within * float((1 / cell_counts).mean())
-    variance_of_interaction = residual - variance_by_chance
+    # By chance, a mean of n values has 1 / n of the variance of one value.
+    mean_of_reciprocal_counts = float((1 / cell_counts).mean())
+    chance_variance_of_cell_mean = variance_within * mean_of_reciprocal_counts
+    variance_of_interaction = residual - chance_variance_of_cell_mean
 
     # No variance is negative, although an estimate may be.
     return VarianceComponents(

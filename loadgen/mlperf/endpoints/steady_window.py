@@ -34,7 +34,7 @@ from loadgen.core.stats.rank_tests import (
     TrendDirection,
     find_change_point,
     find_monotonic_trend,
-    relative_change,
+    relative_linear_growth,
 )
 from loadgen.mlperf.endpoints.rules import MIN_SUPER_PASSES, minimum_window_s
 from loadgen.mlperf.endpoints.super_passes import (
@@ -429,7 +429,7 @@ def _judge_trend(values: NDArray[np.float64]) -> MetricState:
     A trend counts only if it is statistically significant and changes the metric by at least 5 %.
     Over many super-passes, a change too small to matter would also be significant.
     """
-    is_small_change = abs(relative_change(values)) < MIN_TREND_CHANGE
+    is_small_change = abs(relative_linear_growth(values)) < MIN_TREND_CHANGE
     if is_small_change:
         return "Plateau"
 

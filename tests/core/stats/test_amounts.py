@@ -19,7 +19,7 @@ def test_curves_of_runs_of_any_length_take_the_same_memory(hours: float) -> None
     curve = TimeCurve()
     curve.add(start, end, amount)
 
-    assert len(curve._rate_changes) == BINS
+    assert len(curve._sums_of_changes) == BINS
 
     span_s = hours * 3600
     low, high = span_s * 0.2, span_s * 0.8

@@ -14,7 +14,7 @@ from loadgen.core.stats.rank_tests import (
     ChangePoint,
     find_change_point,
     find_monotonic_trend,
-    relative_change,
+    relative_linear_growth,
 )
 
 SERIES = st.lists(st.integers(1, 30), min_size=4, max_size=24).map(
@@ -98,7 +98,7 @@ def test_equal_values_have_neither_trend_nor_step() -> None:
     equal = np.full(9, 4.0)
     assert find_monotonic_trend(equal).direction == "none"
     assert find_change_point(equal) == ChangePoint(0, 1.0)
-    assert relative_change(equal) == 0
+    assert relative_linear_growth(equal) == 0
 
 
 def test_a_step_is_located_at_its_index() -> None:
@@ -127,9 +127,11 @@ def test_pettitts_statistic_equals_its_definition_by_pairs(values: np.ndarray) -
 
 @given(SERIES, st.floats(0.001, 1000))
 def test_relative_change_does_not_depend_on_the_unit(values: np.ndarray, scale: float) -> None:
-    assert relative_change(values * scale) == pytest.approx(relative_change(values), abs=1e-9)
+    assert relative_linear_growth(values * scale) == pytest.approx(
+        relative_linear_growth(values), abs=1e-9
+    )
 
 
 def test_relative_change_is_the_change_along_the_line_over_the_median() -> None:
-    assert relative_change(np.array([10.0, 11.0, 12.0])) == pytest.approx(2 / 11)
-    assert relative_change(np.array([0.0, 0.0, 0.0, 1.0])) == math.inf
+    assert relative_linear_growth(np.array([10.0, 11.0, 12.0])) == pytest.approx(2 / 11)
+    assert relative_linear_growth(np.array([0.0, 0.0, 0.0, 1.0])) == math.inf
