@@ -74,14 +74,18 @@ def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
 
 
 def _summarize_tenants(classes: Sequence[ClassSummary]) -> tuple[TenantShare, ...]:
-    """Return what each tenant received, or nothing for a single tenant."""
-    class_by_name = {request_class.name: request_class for request_class in classes}
-    tenant_of_class = {request_class.name: request_class.tenant for request_class in classes}
-    class_names_by_tenant = group_by_tenant(tenant_of_class)
+    """Return what each tenant received.
+
+    A class of requests without a tenant is a tenant by itself.
+    """
+    classes_by_tenant: dict[str, list[ClassSummary]] = {}
+    for request_class in classes:
+        tenant = request_class.tenant or request_class.name
+        classes_by_tenant.setdefault(tenant, []).append(request_class)
 
     return tuple(
-        _summarize_tenant(tenant, [class_by_name[name] for name in class_names])
-        for tenant, class_names in class_names_by_tenant.items()
+        _summarize_tenant(tenant, classes_of_tenant)
+        for tenant, classes_of_tenant in classes_by_tenant.items()
     )
 
 

@@ -25,7 +25,6 @@ from loadgen.core.stats.quantiles import ks_distance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.part_summaries import ClassSummary
     from loadgen.core.metrics.run_evidence import VerdictInputs
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import RunManifest, StagePlan
@@ -93,22 +92,24 @@ def _check_arrival_process(
 def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
     """Return the gaps between sends in Poisson stages, as multiples of the requested mean gap.
 
-    Later turns of conversations are left out, because they wait for a response.
+    The requested mean gap is 1 / rate: at 10 requests/s, a gap of 0.3 s is 3 mean gaps. Later turns
+    of conversations are left out, because they wait for a response.
     """
     gaps_of_stages = []
-    for index, stage in enumerate(manifest.stages):
+    for stage_index, stage in enumerate(manifest.stages):
+        # The arrival is described as, for example, "poisson 10/s".
         is_poisson = stage.arrival.startswith("poisson")
-        if not stage.rate or not is_poisson:
+        if not is_poisson or not stage.rate:
             continue
 
-        is_in_stage = columns["stage"] == index
+        is_in_stage = columns["stage"] == stage_index
         is_first_turn = columns["turn"] == 0
         was_sent = columns.is_known("sent_ns")
-        selected = as_selection(is_in_stage & is_first_turn & was_sent)
+        is_selected = is_in_stage & is_first_turn & was_sent
+        sent_ns = np.sort(columns["sent_ns"][as_selection(is_selected)])
 
-        # The requested mean gap is 1 / rate, in seconds.
-        sent_ns = np.sort(columns["sent_ns"][selected])
-        gaps_of_stages.append(np.diff(sent_ns) * stage.rate / 1e9)
+        gaps_ns = np.diff(sent_ns)
+        gaps_of_stages.append(gaps_ns * stage.rate / 1e9)
 
     return join_arrays(gaps_of_stages)
 
@@ -193,13 +194,17 @@ def _check_concurrency_or_rate(manifest: RunManifest, summary: Summary) -> Itera
 
 
 def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check that as many requests as virtual users were in flight at the same time."""
+    """Yield the check that as many requests as requested were in flight at the same time.
+
+    The concurrency of a closed loop is its number of virtual users. There is no check if it is not
+    known, or if the requests in flight are not.
+    """
     in_flight_max = summary.load.in_flight_max
     if not stage.concurrency or in_flight_max is None:
         return
 
     yield StimulusCheck(
-        code="lanes",
+        code="lanes",  # virtual users, in the format of the summary
         requested=float(stage.concurrency),
         delivered=float(in_flight_max),
         ok=in_flight_max >= stage.concurrency,
@@ -237,77 +242,80 @@ def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
 
 
 def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the request class whose share of the starts differs most from the requested share.
+    """Check the request class whose share of all starts differs most from its requested share.
 
-    A start is a single request, a conversation or a task, whose class is drawn at random.
+    A start is a single request, a conversation or a task, whose class is drawn at random. So the
+    starts of a class have a binomial distribution, and with n starts in total, the standard
+    deviation of a share p is sqrt(p (1 - p) / n).
     """
-    starts = sum(request_class.starts for request_class in summary.classes)
-    if not starts:
+    all_starts = sum(request_class.starts for request_class in summary.classes)
+    if not all_starts:
         return
 
-    def difference(request_class: ClassSummary) -> float:
-        share_of_starts = request_class.starts / starts
-        return abs(share_of_starts - request_class.share)
+    differences = [
+        abs(request_class.starts / all_starts - request_class.share)
+        for request_class in summary.classes
+    ]
+    largest_difference = max(differences)
+    worst_class = summary.classes[differences.index(largest_difference)]
 
-    worst = max(summary.classes, key=difference)
-
-    # The number of starts of a class has a binomial distribution. Starts are whole numbers, so a
-    # further difference of one start is accepted.
-    standard_deviation = math.sqrt(worst.share * (1 - worst.share) / starts)
-    share_of_one_start = 1 / starts
-    largest_difference = SIGMAS * standard_deviation + share_of_one_start
+    # Starts are whole numbers, so a further difference of one start is accepted.
+    requested_share = worst_class.share
+    standard_deviation = math.sqrt(requested_share * (1 - requested_share) / all_starts)
+    share_of_one_start = 1 / all_starts
+    tolerance = SIGMAS * standard_deviation + share_of_one_start
 
     yield StimulusCheck(
         code="classes",
-        requested=worst.share,
-        delivered=worst.starts / starts,
-        ok=difference(worst) <= largest_difference,
-        n=starts,
+        requested=requested_share,
+        delivered=worst_class.starts / all_starts,
+        ok=largest_difference <= tolerance,
+        n=all_starts,
     )
 
 
 def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
     """Check that responses have as many output tokens as requested.
 
-    The check fails if too many tokens are missing in total, or if too many responses have a wrong
-    length.
+    The check fails if the responses together lack more than a share SHORTENED of the tokens, or if
+    more than a share LENGTH_MISMATCH of the responses has a wrong length.
     """
-    requested = float(inputs.requested_tokens)
-    received = float(inputs.received_tokens)
-    if not requested:
+    requested_tokens = float(inputs.requested_tokens)
+    received_tokens = float(inputs.received_tokens)
+    if not requested_tokens:
         return
 
-    # Tokens of all responses together.
-    max_missing_share = SHORTENED
-    min_received = requested * (1 - max_missing_share)
-    has_enough_tokens = received >= min_received
+    min_tokens = requested_tokens * (1 - SHORTENED)
+    are_enough_tokens = received_tokens >= min_tokens
 
     # The share of the responses that have a wrong length, None if the lengths are not known.
     mismatch_share = summary.tokens.length_mismatch_share
-    max_mismatch_share = LENGTH_MISMATCH
-    have_requested_length = mismatch_share is None or mismatch_share <= max_mismatch_share
+    have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
 
     yield StimulusCheck(
         code="outputs",
-        requested=requested,
-        delivered=received,
-        ok=has_enough_tokens and have_requested_length,
+        requested=requested_tokens,
+        delivered=received_tokens,
+        ok=are_enough_tokens and have_requested_length,
         n=summary.requests.ok,
     )
 
 
 def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
-    """Check that the server counts about as many prompt tokens as the client does."""
+    """Check that the server counts about as many prompt tokens as the client does.
+
+    What is checked is the relative difference of both counts, for which 0 is requested. It is 0.02
+    if the server counts 2 % more. Nothing is checked if the difference is not known.
+    """
     relative_difference = inputs.prompt_count_difference
     if relative_difference is None:
         return
 
-    is_ok = abs(relative_difference) <= COUNT_DISAGREEMENT
     yield StimulusCheck(
         code="prompts",
-        requested=0.0,  # a difference of 0
+        requested=0.0,
         delivered=relative_difference,
-        ok=is_ok,
+        ok=abs(relative_difference) <= COUNT_DISAGREEMENT,
         n=summary.requests.ok,
     )
 
@@ -317,23 +325,22 @@ def _check_cache(
 ) -> Iterator[StimulusCheck]:
     """Check the share of the prompt tokens that the servers had in their caches.
 
-    - A workload that requests a share must have about this share.
+    - If the workload specifies this share, the share must be about the specified one.
     - If prompts share prefixes, any share is possible, so the check is undecided (`ok` is None).
-    - Otherwise no prompt may repeat, and the share must be about 0.
+    - Otherwise the prompts differ, so no prompt may have been sent twice, and the share must be
+      about 0.
     """
     ok_count = summary.requests.ok
     cached_share = summary.tokens.cached_share  # None if the servers do not report it
+    specified_share = manifest.requested_cache_share  # None if the workload specifies none
 
-    if manifest.requested_cache_share is not None:
-        yield _compare_cached_share(cached_share, manifest.requested_cache_share, ok_count)
-        return
-
-    if manifest.shares_prompts:
+    if specified_share is not None:
+        yield _compare_cached_share(cached_share, specified_share, ok_count)
+    elif manifest.shares_prompts:
         yield StimulusCheck(code="cache", delivered=cached_share, ok=None, n=ok_count)
-        return
-
-    yield _check_repeated_prompts(inputs)
-    yield _compare_cached_share(cached_share, 0.0, ok_count)
+    else:
+        yield _check_that_prompts_differ(inputs)
+        yield _compare_cached_share(cached_share, 0.0, ok_count)
 
 
 def _compare_cached_share(
@@ -349,11 +356,15 @@ def _compare_cached_share(
     )
 
 
-def _check_repeated_prompts(inputs: VerdictInputs) -> StimulusCheck:
+def _check_that_prompts_differ(inputs: VerdictInputs) -> StimulusCheck:
     """Return the check that no prompt was sent more than once."""
-    repeated = inputs.repeated_prompts
+    repeated_count = inputs.repeated_prompts
     return StimulusCheck(
-        code="repeats", requested=0.0, delivered=float(repeated), ok=not repeated, n=inputs.sends
+        code="repeats",
+        requested=0.0,
+        delivered=float(repeated_count),
+        ok=repeated_count == 0,
+        n=inputs.sends,
     )
 
 

@@ -51,13 +51,13 @@ class _TimedEvent(NamedTuple):
     from `at_ns` to before `end_ns` are after the event.
 
     Attributes:
-        recovery: The event as it is reported. How the SLO was met again is filled in later.
+        unmeasured: What the event was and when, as a recovery of which nothing is measured yet.
         start_ns: The start of the time before the event.
         at_ns: The time of the event.
         end_ns: The end of the time after the event.
     """
 
-    recovery: Recovery
+    unmeasured: Recovery
     start_ns: int
     at_ns: int
     end_ns: int
@@ -68,9 +68,9 @@ class _TimedEvent(NamedTuple):
 
         A spike does so from its start, although as an event it is the end of the spike.
         """
-        if self.recovery.event == "scale_up":
+        if self.unmeasured.event == "scale_up":
             return None
-        return self.start_ns if self.recovery.event == "spike" else self.at_ns
+        return self.start_ns if self.unmeasured.event == "spike" else self.at_ns
 
 
 class _Groups(NamedTuple):
@@ -80,11 +80,16 @@ class _Groups(NamedTuple):
 
     Attributes:
         due_ns: The scheduled times of the requests, in ascending order.
-        is_met: Which groups meet the SLO.
+        meets_slo: Which groups meet the SLO.
     """
 
     due_ns: NDArray[np.int64]
-    is_met: NDArray[np.bool_]
+    meets_slo: NDArray[np.bool_]
+
+    @property
+    def group_count(self) -> int:
+        """The number of groups, 0 for fewer than GROUP_SIZE requests."""
+        return len(self.meets_slo)
 
 
 def measure_recoveries(
@@ -191,9 +196,10 @@ def _load_of_stage(stage: StagePlan) -> float | None:
 def _find_capacity_changes(
     measured_stages: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Iterator[_TimedEvent]:
-    """Yield each change of the number of replicas, or each lost target, during the load.
+    """Yield the changes of the number of replicas or targets during the load, as events.
 
-    All requests before the change are compared with all requests after the change.
+    The time before such an event begins with the run, and the time after it ends with the last
+    request. A change before the first request, or after the last one, is left out.
 
     Args:
         measured_stages: The records of each measured stage.
@@ -215,7 +221,7 @@ def _find_capacity_changes(
                 change,
                 start_ns=_BEFORE_RUN_NS,
                 at_ns=at_ns,
-                end_ns=last_due_ns + 1,  # after the last request
+                end_ns=last_due_ns + 1,  # which includes the last request
             )
 
 
@@ -233,19 +239,26 @@ def _list_capacity_changes(
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
     """Yield each change of the number of replicas that the servers' metrics pages show.
 
-    An example is a loss from "3 replicas" to "2 replicas".
+    An example is a loss from "3 replicas" to "2 replicas". These texts are in the fields
+    `load_before` and `load_after`, which have the load before and after other events. The recovery
+    from the change is not measured yet.
     """
-    counts_over_time = series.count_replicas(samples)
-    for (_, count_before), (at_s, count_after) in pairwise(counts_over_time):
-        if count_before == count_after:
+    for before, after in pairwise(series.count_replicas(samples)):
+        if before.value == after.value:
             continue
 
+        is_loss = after.value < before.value
         yield Recovery(
-            event="loss" if count_after < count_before else "scale_up",
-            load_before=format.counted(round(count_before), "replica"),
-            load_after=format.counted(round(count_after), "replica"),
-            at_s=_round_to_ns(at_s),
+            event="loss" if is_loss else "scale_up",
+            load_before=_describe_replicas(before.value),
+            load_after=_describe_replicas(after.value),
+            at_s=_round_to_ns(after.t_s),
         )
+
+
+def _describe_replicas(count: float) -> str:
+    """Return a number of replicas as a text, such as "3 replicas"."""
+    return format.counted(round(count), "replica")
 
 
 def _round_to_ns(seconds: float) -> float:
@@ -274,46 +287,42 @@ def _measure_recovery(measured_stages: Sequence[Columns], slo: Slo, event: _Time
     """Return whether the SLO was missed around an event, and when the SLO was met again.
 
     The requests before and after the event are divided into groups of GROUP_SIZE requests, each of
-    which meets or misses the SLO.
+    which meets or misses the SLO. With fewer requests after the event, nothing is measured.
 
     Args:
         measured_stages: The records of each measured stage.
         slo: The SLO of the run.
         event: The event, with the start and the end of the time that is examined.
     """
-    after = _group_requests(measured_stages, event.at_ns, event.end_ns, slo)
-    group_count = len(after.is_met)
-    if not group_count:
+    groups_after = _group_requests(measured_stages, event.at_ns, event.end_ns, slo)
+    if groups_after.group_count == 0:
         reason = f"fewer than {GROUP_SIZE} requests came after it"
-        return msgspec.structs.replace(event.recovery, reason=reason)
+        return msgspec.structs.replace(event.unmeasured, reason=reason)
 
-    before = _group_requests(measured_stages, event.start_ns, event.at_ns, slo)
-    is_missed_before = _was_missed_before(before, event)
-    is_missed_after = not after.is_met.all()
+    groups_before = _group_requests(measured_stages, event.start_ns, event.at_ns, slo)
+    if event.unmeasured.event == "spike":
+        was_missed_before = not groups_before.meets_slo.all()  # during the spike
+    else:
+        was_missed_before = _misses_at_end(groups_before)
+    was_missed_after = not groups_after.meets_slo.all()
 
-    last_due_ns = after.due_ns[-1]
+    last_due_ns = groups_after.due_ns[-1]
     observed_s = float(last_due_ns - event.at_ns) / 1e9
+    mean_group_s = observed_s / groups_after.group_count
 
     return msgspec.structs.replace(
-        event.recovery,
+        event.unmeasured,
         observed_s=observed_s,
-        resolution_s=observed_s / group_count,
-        slo_missed=bool(is_missed_before or is_missed_after),
-        recovered_after_s=_recovery_time_s(after, event.at_ns),
+        resolution_s=mean_group_s,
+        slo_missed=bool(was_missed_before or was_missed_after),
+        recovered_after_s=_recovery_time_s(groups_after, event.at_ns),
     )
 
 
-def _was_missed_before(groups: _Groups, event: _TimedEvent) -> bool:
-    """Return True if groups of requests show that the SLO was missed before an event.
-
-    During a spike, each group counts. Before a change of the replicas, only the last group counts,
-    because it shows the state right before the change.
-    """
-    if event.recovery.event == "spike":
-        return not groups.is_met.all()
-
-    has_groups = len(groups.is_met) > 0
-    return has_groups and not groups.is_met[-1]
+def _misses_at_end(groups: _Groups) -> bool:
+    """Return True if the last group misses the SLO, and False if there is no group."""
+    has_groups = groups.group_count > 0
+    return has_groups and not groups.meets_slo[-1]
 
 
 def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
@@ -325,15 +334,14 @@ def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
         after: The groups of GROUP_SIZE requests after the event, in order of time.
         at_ns: The time of the event.
     """
-    groups_with_miss = np.flatnonzero(~after.is_met)
+    groups_with_miss = np.flatnonzero(~after.meets_slo)
     if not len(groups_with_miss):
         return 0.0
+    if _misses_at_end(after):
+        return None
 
     last_group_with_miss = int(groups_with_miss[-1])
     first_recovered_group = last_group_with_miss + 1
-    has_recovered = first_recovered_group < len(after.is_met)
-    if not has_recovered:
-        return None
 
     first_recovered_request = first_recovered_group * GROUP_SIZE
     recovered_at_ns = after.due_ns[first_recovered_request]
@@ -354,41 +362,44 @@ def _group_requests(
         end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
-    counted_rows = [
+    # For each stage, which of its requests are examined; then these of all stages, by time.
+    is_examined_of_stages = [
         _is_counted_within(columns, start_ns, end_ns, slo) for columns in measured_stages
     ]
-    due_ns = join_selected((columns["due_ns"] for columns in measured_stages), counted_rows)
+    due_ns_of_stages = (columns["due_ns"] for columns in measured_stages)
+    due_ns = join_selected(due_ns_of_stages, is_examined_of_stages)
     time_order = np.argsort(due_ns, kind="stable")
 
-    # A group meets the SLO if it meets each objective.
+    # A group meets the SLO if enough of its requests are good by each objective.
     group_count = len(due_ns) // GROUP_SIZE
-    is_met = np.ones(group_count, bool)
+    meets_slo = np.ones(group_count, bool)
     for objective in _objectives(slo):
-        good_rows = (outcomes.meets_slo(columns, objective.slo) for columns in measured_stages)
-        is_good = join_selected(good_rows, counted_rows)
-        is_objective_met = _groups_with_share(is_good[time_order], objective.min_share)
-        is_met &= is_objective_met
+        is_good_of_stages = (
+            outcomes.meets_slo(columns, objective.limits) for columns in measured_stages
+        )
+        is_good = join_selected(is_good_of_stages, is_examined_of_stages)
+        meets_slo &= _have_enough_good(is_good[time_order], objective.min_share)
 
-    return _Groups(due_ns[time_order], is_met)
+    return _Groups(due_ns[time_order], meets_slo)
 
 
-def _groups_with_share(is_good: NDArray[np.bool_], min_share: float) -> NDArray[np.bool_]:
+def _have_enough_good(is_good: NDArray[np.bool_], min_share: float) -> NDArray[np.bool_]:
     """Return for each group of requests whether enough of its requests are good.
 
-    For a `min_share` of 0.9, up to 2 of the 20 requests of a group may be bad.
+    A group has GROUP_SIZE requests, see `_sum_by_group`. For a `min_share` of 0.9, up to 2 of its
+    20 requests may be bad.
 
     Args:
-        is_good: Whether each request is good.
+        is_good: Whether each request is good, in order of time.
         min_share: The share of the requests of a group that must be good.
     """
-    is_bad = np.logical_not(is_good)
-    bad_counts = _sum_by_group(is_bad)
-    request_counts = _sum_by_group(np.ones(len(is_good), np.int64))
+    bad_counts = _sum_by_group(np.logical_not(is_good))
+    group_sizes = _sum_by_group(np.ones(len(is_good), np.int64))
 
     # 20 * (1 - 0.9) is a little less than 2, because floats are rounded.
-    max_bad_counts = request_counts * (1 - min_share) + ROUNDING
-    has_enough_good: NDArray[np.bool_] = bad_counts <= max_bad_counts
-    return has_enough_good
+    max_bad_counts = group_sizes * (1 - min_share) + ROUNDING
+    are_enough_good: NDArray[np.bool_] = bad_counts <= max_bad_counts
+    return are_enough_good
 
 
 def _is_counted_within(columns: Columns, start_ns: int, end_ns: int, slo: Slo) -> NDArray[np.bool_]:
@@ -415,9 +426,9 @@ def _sum_by_group(values: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.i
 
 
 class _Objective(NamedTuple):
-    """A share of the requests, `min_share`, that must meet an SLO of single requests."""
+    """The limits for a single request, as an SLO, and the share of the requests to meet them."""
 
-    slo: Slo
+    limits: Slo
     min_share: float
 
 
@@ -428,6 +439,6 @@ def _objectives(slo: Slo) -> Iterator[_Objective]:
     is the share of the requests that must be within the limits of all terms.
     """
     for term in slo.terms:
-        yield _Objective(Slo(terms=(term,)), term.quantile)
+        yield _Objective(limits=Slo(terms=(term,)), min_share=term.quantile)
     if slo.goodput_share is not None:
-        yield _Objective(slo, slo.goodput_share)
+        yield _Objective(limits=slo, min_share=slo.goodput_share)

@@ -35,7 +35,8 @@ SHORT_BLOCKS = BLOCK_COUNTS[0]
 OUTSIDE_WINDOW = -1
 """The block of a request that is not scheduled in the steady-state window."""
 NOT_COMPARED = -1
-"""The node of a request whose node has too few requests to be compared."""
+"""The node of a request that is not compared, because its node has too few requests in the
+steady-state window, or because the request is outside of this window."""
 MIN_PER_CELL = 5
 MIN_PER_NODE = MIN_PER_CELL * BLOCK_COUNTS[-1]
 MAX_OUTLIER_SHARE = 0.1
@@ -75,22 +76,22 @@ class _Nodes(NamedTuple):
     index_of_request: NDArray[np.int64]
 
 
-class _Selection(NamedTuple):
-    """The requests that are compared, with the node and the block of time of each.
+class _ComparedNodes(NamedTuple):
+    """The nodes that are compared, with the node and the block of time of each ok request.
 
     Attributes:
-        rows: Which requests are scheduled in the steady-state window.
-        node_index: The node of each of them as an index of `names`, or NOT_COMPARED.
-        short_block: The block of time of each of them, of SHORT_BLOCKS blocks.
         names: The nodes that are compared.
         left_out: The names of the nodes that have too few requests.
+        node_of_request: The node of each request as an index of `names`. It is NOT_COMPARED for a
+            request of another node, or outside the steady-state window.
+        short_block_of_request: The block of time of each request, of SHORT_BLOCKS blocks, or
+            OUTSIDE_WINDOW.
     """
 
-    rows: NDArray[np.bool_] | slice
-    node_index: NDArray[np.int32]
-    short_block: NDArray[np.int8]
     names: list[str]
     left_out: tuple[str, ...]
+    node_of_request: NDArray[np.int32]
+    short_block_of_request: NDArray[np.int8]
 
 
 class _Cells(NamedTuple):
@@ -157,54 +158,56 @@ def compare_nodes(
     if len(nodes.names) < 2:
         return BetweenNodes()
 
+    # Without a steady-state window, there are no requests to compare.
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
         reason = "at no time was the load only that of measured requests"
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
 
     short_blocks = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    selection = _select_requests(nodes, short_blocks)
-    return _compare_selected(requests, nodes, selection)
+    compared = _select_nodes(nodes, short_blocks)
+    return _compare_selected(requests, nodes, compared)
 
 
 def _compare_selected(
-    requests: JoinedColumns, nodes: _Nodes, selection: _Selection
+    requests: JoinedColumns, nodes: _Nodes, compared: _ComparedNodes
 ) -> BetweenNodes:
-    """Compare the nodes that have enough requests in the steady-state window.
+    """Return how the latencies of the compared nodes differ, or why they cannot be compared.
 
-    If too few nodes or requests remain, the result only has the reason.
+    The comparison needs two nodes, each with MIN_PER_CELL requests in each block of time.
 
     Args:
         requests: The ok requests of the run.
-        nodes: All nodes.
-        selection: The requests in the window, and the nodes that have enough requests.
+        nodes: All nodes of the run.
+        compared: The nodes that have enough requests in the steady-state window.
     """
-    if len(selection.names) < 2:
+    if len(compared.names) < 2:
+        # The result does not list the nodes with too few requests, as they are all or all but one.
         reason = (
             f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
             "window"
         )
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
 
-    comparisons = _compare_metrics(requests, selection)
+    comparisons = _compare_metrics(requests, compared)
     if not comparisons:
         reason = (
             f"too few requests: each {nodes.kind} needs {MIN_PER_CELL} in each of "
             f"{BLOCK_COUNTS[-1]} blocks of time"
         )
-        return BetweenNodes(nodes=len(nodes.names), left_out=selection.left_out, reason=reason)
+        return BetweenNodes(nodes=len(nodes.names), left_out=compared.left_out, reason=reason)
 
-    return _summarize_comparisons(comparisons, nodes.kind, selection)
+    return _summarize_comparisons(comparisons, nodes.kind, compared)
 
 
 def _summarize_comparisons(
-    comparisons: Sequence[_Comparison], node_kind: str, selection: _Selection
+    comparisons: Sequence[_Comparison], node_kind: str, compared: _ComparedNodes
 ) -> BetweenNodes:
     """Return the differences between nodes for the summary of a run.
 
     Args:
         comparisons: The comparison of the nodes by each metric.
         node_kind: What a node is, such as "replica".
-        selection: The compared nodes, and those with too few requests.
+        compared: The compared nodes, and those with too few requests.
     """
     largest_block_count = max(comparison.block_count for comparison in comparisons)
     all_outliers = [node for comparison in comparisons for node in comparison.outliers]
@@ -212,8 +215,8 @@ def _summarize_comparisons(
     return BetweenNodes(
         # The nodes.
         node_kind=node_kind,
-        nodes=len(selection.names),
-        left_out=selection.left_out,
+        nodes=len(compared.names),
+        left_out=compared.left_out,
         # The comparisons.
         blocks=largest_block_count,
         variances=tuple(comparison.variances for comparison in comparisons),
@@ -232,24 +235,24 @@ def without_metrics(differences: BetweenNodes, withheld: Collection[str]) -> Bet
 def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the nodes of a run, and the node of each request.
 
-    Targets with the same `node` name are one node, and a target without such a name is a node by
-    itself. If there is only one node, the replicas of the node take the place of nodes.
+    Requests are sent to targets. Targets with the same `node` name are one node, and a target
+    without such a name is a node by itself. If that makes only one node, its replicas are compared
+    as if they were nodes.
     """
+    # For example, the targets a, b and c are on the nodes x, x and y.
     node_name_of_target = [
         _node_name(target, target_index) for target_index, target in enumerate(manifest.targets)
     ]
-    different_names = list(dict.fromkeys(node_name_of_target))
-    if len(different_names) < 2:
+    node_names = list(dict.fromkeys(node_name_of_target))  # x, y
+    if len(node_names) < 2:
         return _assign_replicas(requests, manifest)
 
-    # The node of a request is that of its target.
-    node_index_of_target = np.array([different_names.index(name) for name in node_name_of_target])
-    target_of_request = requests["target"]
-    node_index_of_request = node_index_of_target[target_of_request]
+    node_index_of_target = np.array([node_names.index(name) for name in node_name_of_target])
+    node_index_of_request = node_index_of_target[requests["target"]]
 
     has_named_nodes = any(target.node for target in manifest.targets)
     kind = "node" if has_named_nodes else "target"
-    return _Nodes(kind, different_names, node_index_of_request)
+    return _Nodes(kind, node_names, node_index_of_request)
 
 
 def _node_name(target: TargetFacts, target_index: int) -> str:
@@ -269,54 +272,52 @@ def _assign_short_blocks(
 ) -> NDArray[np.int8]:
     """Return the block of time in which each request is scheduled, or OUTSIDE_WINDOW.
 
-    The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length.
+    The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length. In a
+    window from 100 s to 120 s with 20 blocks, a request at 103.5 s is in block 3.
+
+    Args:
+        due_ns: The scheduled time of each request.
+        start_s: The start of the window.
+        end_s: The end of the window, which is not part of it.
     """
-    block_of_request = np.full(len(due_ns), OUTSIDE_WINDOW, np.int8)
     last_block = SHORT_BLOCKS - 1
+    block_of_request = np.empty(len(due_ns), np.int8)
 
     # A run may have millions of requests, so they are processed slice by slice.
     for rows in block_slices(len(due_ns)):
         due_s = due_ns[rows] / 1e9
         is_inside = (due_s >= start_s) & (due_s < end_s)
+
         fraction_of_window = (due_s - start_s) / (end_s - start_s)
-        blocks = np.floor(fraction_of_window[is_inside] * SHORT_BLOCKS).astype(np.int8)
-
-        # A fraction just below 1 may be rounded up to 1, which is after the last block.
-        blocks = np.minimum(blocks, last_block)
-
-        # A slice of a NumPy array is a view, so this changes `block_of_request`.
-        slice_of_result = block_of_request[rows]
-        slice_of_result[is_inside] = blocks
+        blocks = np.floor(fraction_of_window * SHORT_BLOCKS)
+        blocks_in_window = np.minimum(blocks, last_block)  # a fraction may be rounded up to 1
+        block_of_request[rows] = np.where(is_inside, blocks_in_window, OUTSIDE_WINDOW)
 
     return block_of_request
 
 
-def _select_requests(nodes: _Nodes, block_of_request: NDArray[np.int8]) -> _Selection:
-    """Return the requests in the steady-state window, and the nodes that have enough requests.
-
-    A node needs MIN_PER_NODE requests in the window. A node with fewer requests is not compared.
+def _select_nodes(nodes: _Nodes, block_of_request: NDArray[np.int8]) -> _ComparedNodes:
+    """Return the nodes that have MIN_PER_NODE requests in the steady-state window.
 
     Args:
         nodes: All nodes, with the node of each request.
         block_of_request: The block of time of each request, or OUTSIDE_WINDOW.
     """
-    rows_in_window = as_selection(block_of_request != OUTSIDE_WINDOW)
-    node_of_request = nodes.index_of_request[rows_in_window]
-
-    request_count_of_node = np.bincount(node_of_request, minlength=len(nodes.names))
+    is_in_window = block_of_request != OUTSIDE_WINDOW
+    nodes_in_window = nodes.index_of_request[as_selection(is_in_window)]
+    request_count_of_node = np.bincount(nodes_in_window, minlength=len(nodes.names))
     is_compared = request_count_of_node >= MIN_PER_NODE
-    compared_nodes = np.flatnonzero(is_compared)
-    left_out_nodes = np.flatnonzero(~is_compared)
 
-    # The compared nodes are numbered without gaps: the index of a node in the new list of names.
+    # The compared nodes are numbered without gaps, as indexes of the list of their names.
     new_index_of_node = _number_without_gaps(is_compared)
+    node_of_request = new_index_of_node[nodes.index_of_request]
+    node_of_request[~is_in_window] = NOT_COMPARED
 
-    return _Selection(
-        rows=rows_in_window,
-        node_index=new_index_of_node[node_of_request],
-        short_block=block_of_request[rows_in_window],
-        names=[nodes.names[index] for index in compared_nodes],
-        left_out=tuple(nodes.names[index] for index in left_out_nodes),
+    return _ComparedNodes(
+        names=[nodes.names[index] for index in np.flatnonzero(is_compared)],
+        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~is_compared)),
+        node_of_request=node_of_request,
+        short_block_of_request=block_of_request,
     )
 
 
@@ -330,26 +331,30 @@ def _number_without_gaps(is_compared: NDArray[np.bool_]) -> NDArray[np.int32]:
     return numbers
 
 
-def _compare_metrics(requests: JoinedColumns, selection: _Selection) -> list[_Comparison]:
+def _compare_metrics(requests: JoinedColumns, compared: _ComparedNodes) -> list[_Comparison]:
     """Return the comparison of the nodes by each metric that has enough values."""
-    comparisons = [_compare_metric(metric, requests, selection) for metric in METRICS]
+    comparisons = [_compare_metric(metric, requests, compared) for metric in METRICS]
     return [comparison for comparison in comparisons if comparison is not None]
 
 
 class _MetricValues(NamedTuple):
-    """The values of a metric of the compared requests.
+    """The values of a metric of the compared requests, one for each that has a value.
 
     Attributes:
-        has_value: Which requests of the steady-state window are compared and have a value.
-        values_ms: The values of these requests, in ms.
+        has_value: Which of all ok requests are compared and have a value.
+        values_ms: The values, in ms.
+        node_of_value: The node of each value, as an index of the compared nodes.
+        short_block_of_value: The block of time of each value, of SHORT_BLOCKS blocks.
     """
 
-    has_value: NDArray[np.bool_] | slice
+    has_value: NDArray[np.bool_]
     values_ms: NDArray[np.float64]
+    node_of_value: NDArray[np.int32]
+    short_block_of_value: NDArray[np.int8]
 
 
 def _compare_metric(
-    metric: str, requests: JoinedColumns, selection: _Selection
+    metric: str, requests: JoinedColumns, compared: _ComparedNodes
 ) -> _Comparison | None:
     """Return how a latency metric differs between nodes, or None if there are too few values.
 
@@ -359,24 +364,26 @@ def _compare_metric(
     Args:
         metric: The metric, one of METRICS.
         requests: The ok requests of the run.
-        selection: The requests in the steady-state window, and the nodes that are compared.
+        compared: The nodes that are compared.
     """
-    has_value, values_ms = _read_values(metric, requests, selection)
-    cells = _assign_cells(selection, has_value)
+    values = _read_values(metric, requests, compared)
+    cells = _divide_into_cells(values, node_count=len(compared.names))
     if cells is None:
         return None
 
     # The variance within cells, between nodes, and over time.
-    cell_means_ms = cells.mean_of_cells(values_ms)
-    variance_within = _measure_variance_within(cells, values_ms, cell_means_ms)
+    cell_means_ms = cells.mean_of_cells(values.values_ms)
+    variance_within = _measure_variance_within(cells, values.values_ms, cell_means_ms)
     components = estimate_components(cell_means_ms, cells.counts, variance_within)
 
     # The nodes that stand out, unless the client may be the cause.
     node_means_ms = cell_means_ms.mean(axis=1)
-    outliers = _find_outliers(metric, node_means_ms, selection.names)
-    if outliers:
-        client_errors_ms = _read_client_errors_ms(metric, requests, selection, has_value)
-        outliers = _drop_client_errors(outliers, cells, client_errors_ms, selection.names)
+    candidates = _find_outliers(metric, node_means_ms, compared.names)
+    outliers = []
+    if candidates:
+        client_errors_ms = _client_errors(requests, metric)[values.has_value] / 1e6
+        client_error_of_cells_ms = cells.mean_of_cells(client_errors_ms)
+        outliers = _select_beyond_client_error(candidates, client_error_of_cells_ms, compared.names)
 
     return _Comparison(
         variances=_variance_table(metric, components),
@@ -385,78 +392,60 @@ def _compare_metric(
     )
 
 
-def _read_values(metric: str, requests: JoinedColumns, selection: _Selection) -> _MetricValues:
-    """Return the values of a metric, of the selected requests that have one."""
-    latencies_in_window_ns = requests.measure(metric)[selection.rows]
-    is_known = latencies_in_window_ns != UNDEFINED
-    is_compared = selection.node_index != NOT_COMPARED
-    has_value = as_selection(is_known & is_compared)
-    return _MetricValues(has_value, values_ms=latencies_in_window_ns[has_value] / 1e6)
-
-
-def _read_client_errors_ms(
-    metric: str,
-    requests: JoinedColumns,
-    selection: _Selection,
-    has_value: NDArray[np.bool_] | slice,
-) -> NDArray[np.float64]:
-    """Return how much the client may have added to each value of a metric, in ms.
+def _read_values(metric: str, requests: JoinedColumns, compared: _ComparedNodes) -> _MetricValues:
+    """Return the values of a metric, of all compared requests that have one.
 
     Args:
-        metric: The metric.
+        metric: The metric, one of METRICS.
         requests: The ok requests of the run.
-        selection: The requests in the steady-state window.
-        has_value: Which requests of the window have a value.
+        compared: The compared nodes, with the node and the block of time of each request.
     """
-    errors_in_window_ns = _client_errors(requests, metric)[selection.rows]
-    errors_of_values_ns = errors_in_window_ns[has_value]
-    return errors_of_values_ns / 1e6
+    latencies_ns = requests.measure(metric)
+    is_compared = compared.node_of_request != NOT_COMPARED
+    has_value = is_compared & (latencies_ns != UNDEFINED)
+
+    return _MetricValues(
+        has_value=has_value,
+        values_ms=latencies_ns[has_value] / 1e6,
+        node_of_value=compared.node_of_request[has_value],
+        short_block_of_value=compared.short_block_of_request[has_value],
+    )
 
 
-def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -> _Cells | None:
-    """Divide values into cells, one for each node and block of time, or None for too few values.
+def _divide_into_cells(values: _MetricValues, node_count: int) -> _Cells | None:
+    """Divide values into cells, one for each node and block of time.
 
-    The number of blocks is the largest one that leaves MIN_PER_CELL values in each cell.
-
-    Args:
-        selection: The requests that are compared.
-        has_value: Which of these requests have a value.
+    The steady-state window is divided into as many blocks as possible, of BLOCK_COUNTS, such that
+    each cell has at least MIN_PER_CELL values. Return None if not even the smallest number of
+    blocks leaves so many.
     """
-    node_of_value = selection.node_index[has_value]
-    short_block_of_value = selection.short_block[has_value]
-
     # BLOCK_COUNTS begins with the largest number.
     for block_count in BLOCK_COUNTS:
-        cells = _form_cells(node_of_value, short_block_of_value, len(selection.names), block_count)
+        cells = _form_cells(values, node_count, block_count)
         if cells.counts.min() >= MIN_PER_CELL:
             return cells
     return None
 
 
-def _form_cells(
-    node_of_value: NDArray[np.int32],
-    short_block_of_value: NDArray[np.int8],
-    node_count: int,
-    block_count: int,
-) -> _Cells:
+def _form_cells(values: _MetricValues, node_count: int, block_count: int) -> _Cells:
     """Divide values into cells, one for each node and block of time.
 
     A block consists of several short blocks: with 20 short blocks and 5 blocks, the short blocks 0
-    to 3 are block 0. Node 0 then has the cells 0 to 4, and node 1 the cells 5 to 9.
+    to 3 are block 0. The cells are numbered node by node: node 0 then has the cells 0 to 4, and
+    node 1 the cells 5 to 9.
 
     Args:
-        node_of_value: The index of the node of each value.
-        short_block_of_value: The index of the short block of each value, below SHORT_BLOCKS.
+        values: The values, with the node and the short block of each.
         node_count: The number of nodes.
         block_count: The number of blocks, a divisor of SHORT_BLOCKS.
     """
     short_blocks_per_block = SHORT_BLOCKS // block_count
-    block_of_value = short_block_of_value // short_blocks_per_block
-    cell_of_value = node_of_value * block_count + block_of_value
+    block_of_value = values.short_block_of_value // short_blocks_per_block
+    cell_of_value = values.node_of_value * block_count + block_of_value
 
-    # `bincount` returns how often each cell occurs, in a row, which becomes one row per node.
-    count_of_cell = np.bincount(cell_of_value, minlength=node_count * block_count)
-    return _Cells(cell_of_value, counts=count_of_cell.reshape(node_count, block_count))
+    # The counts of all cells, in the order of their numbers, become a table of nodes x blocks.
+    counts = np.bincount(cell_of_value, minlength=node_count * block_count)
+    return _Cells(cell_of_value, counts=counts.reshape(node_count, block_count))
 
 
 def _measure_variance_within(
@@ -487,7 +476,8 @@ def _measure_variance_within(
 def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
     """Return how much a metric varies between nodes and over time, for the summary of a run.
 
-    Each component is a standard deviation in ms, and a share of the total variance.
+    The variance of a value is the sum of four variances. The fields `..._ms` are their square
+    roots, which are standard deviations, and the fields `..._share` are their shares of the sum.
 
     Args:
         metric: The metric.
@@ -497,16 +487,16 @@ def _variance_table(metric: str, components: VarianceComponents) -> VarianceTabl
     return VarianceTable(
         metric=metric,
         mean_ms=components.mean,
-        # Differences between nodes.
+        # The variance between the means of the nodes.
         between_ms=components.between_parts**0.5,
         between_share=_share_of_variance(components.between_parts, total),
-        # Changes over time that all nodes have.
+        # The variance over time that all nodes have in common.
         time_ms=components.over_time**0.5,
         time_share=_share_of_variance(components.over_time, total),
-        # Changes over time that only single nodes have.
+        # The variance over time of single nodes, which is called the interaction.
         own_time_ms=components.interaction**0.5,
         own_time_share=_share_of_variance(components.interaction, total),
-        # Differences within a node and a block of time.
+        # The variance of the values of one node in one block of time.
         within_ms=components.within_cells**0.5,
         within_share=_share_of_variance(components.within_cells, total),
     )
@@ -585,34 +575,30 @@ def _level_of_each_metric() -> float:
     return 1 - error_probability / len(METRICS)
 
 
-def _drop_client_errors(
+def _select_beyond_client_error(
     outliers: Sequence[OutlierNode],
-    cells: _Cells,
-    client_errors_ms: NDArray[np.float64],
+    client_error_of_cells_ms: NDArray[np.float64],
     names: Sequence[str],
 ) -> list[OutlierNode]:
     """Return the outliers whose difference is larger than what the client may have added.
 
-    An outlier is a node with another mean latency than the other nodes. The client may have added
-    to the latencies of the outlier, or to those of all nodes. The larger of both errors counts.
+    An outlier is a node whose mean latency differs from that of the other nodes. The client may
+    have added to the latencies of this node, or to those of all nodes. The larger error counts. If
+    it is 4 ms, an outlier that differs by 3 ms is left out.
 
     Args:
         outliers: The outliers.
-        cells: The cell of each value. A cell is a node in a block of time.
-        client_errors_ms: How much the client may have added to each value.
+        client_error_of_cells_ms: How much the client may have added to a latency on average, nodes
+            x blocks of time.
         names: The names of the nodes.
     """
-    error_by_node_and_block_ms = cells.mean_of_cells(client_errors_ms)
-    error_of_node_ms = error_by_node_and_block_ms.mean(axis=1)
-    error_of_all_nodes_ms = error_of_node_ms.mean()
+    client_error_of_node_ms = client_error_of_cells_ms.mean(axis=1)
+    client_error_of_all_ms = client_error_of_node_ms.mean()
+    largest_error_ms = np.maximum(client_error_of_node_ms, client_error_of_all_ms)
+    largest_error_by_name_ms = dict(zip(names, largest_error_ms, strict=True))
 
-    larger_error_ms = np.maximum(error_of_node_ms, error_of_all_nodes_ms)
-    larger_error_by_name_ms = dict(zip(names, larger_error_ms, strict=True))
-
-    remaining_outliers = []
-    for node in outliers:
-        difference_ms = abs(node.mean_ms - node.others_ms)
-        if difference_ms > larger_error_by_name_ms[node.name]:
-            remaining_outliers.append(node)
-
-    return remaining_outliers
+    return [
+        outlier
+        for outlier in outliers
+        if abs(outlier.mean_ms - outlier.others_ms) > largest_error_by_name_ms[outlier.name]
+    ]

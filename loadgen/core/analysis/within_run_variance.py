@@ -117,10 +117,12 @@ def estimate_log_percentile_error(
 ) -> float:
     """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
-    1. The fraction of values above the percentile has a standard error, which is estimated from the
-       means of blocks of time. For a p99 it may be 0.002.
-    2. So the percentile is uncertain from p98.8 to p99.2, one standard error to each side.
-    3. The distance between the logarithms of these two percentiles is two standard errors.
+    The fraction of the values above the percentile has a standard error, which follows from the
+    means of blocks of time. Half of the distance between the percentiles that are one such error
+    below and above the percentile is the standard error of the percentile.
+
+    For example, 1 % of the values are above the p99, with a standard error of 0.2 %. If the p98.8
+    is 480 ms and the p99.2 is 520 ms, the result is log(520 / 480) / 2 = 0.04.
 
     Args:
         values: The values in order of time, all above 0.
@@ -139,8 +141,8 @@ def estimate_log_percentile_error(
     lower_percentile = sorted_values[quantile_index(count, lower_fraction)]
     upper_percentile = sorted_values[quantile_index(count, upper_fraction)]
 
-    two_standard_errors = float(math.log(upper_percentile) - math.log(lower_percentile))
-    return two_standard_errors / 2
+    log_distance = float(math.log(upper_percentile) - math.log(lower_percentile))
+    return log_distance / 2
 
 
 def count_blocks_above(
@@ -148,22 +150,25 @@ def count_blocks_above(
 ) -> int:
     """Return in how many blocks of time of a run at least one value is above a percentile.
 
-    For example, all values above a p99 may come from a single long queue, in 3 of 20 blocks.
+    For example, all values above a p99 may come from a single long queue, in 3 of 20 blocks. The
+    run is divided into the largest of BLOCK_COUNTS. As many of the first values are left out as
+    remain if all blocks have the same number of values.
 
     Args:
         values: The values in order of time.
         sorted_values: The same values in ascending order.
         fraction: The percentile as a fraction, such as 0.99.
     """
-    percentile = sorted_values[quantile_index(len(values), fraction)]
-    is_above = values > percentile
+    percentile_value = sorted_values[quantile_index(len(values), fraction)]
+    is_above = values > percentile_value
 
     block_count = max(BLOCK_COUNTS)
-    block_size = len(values) // block_count
-    left_out = len(values) - block_count * block_size  # at the start, too few for a block
-    one_row_per_block = is_above[left_out:].reshape(block_count, block_size)
+    values_per_block = len(values) // block_count
+    remaining_count = len(values) - block_count * values_per_block
 
-    has_value_above = one_row_per_block.any(axis=1)
+    # One row of this table is one block.
+    is_above_by_block = is_above[remaining_count:].reshape(block_count, values_per_block)
+    has_value_above = is_above_by_block.any(axis=1)
     return int(has_value_above.sum())
 
 
@@ -244,24 +249,28 @@ def agresti_coull_error(good_count: float, count: int) -> float:
     return math.sqrt(fraction * (1 - fraction) / adjusted_count)
 
 
-def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> ScaledEstimate | None:
+def estimate_log_rate(
+    rates_of_intervals: Sequence[float], total_rate: float
+) -> ScaledEstimate | None:
     """Return the logarithm of a rate with its standard error, or None if that is not known.
 
-    The error of the logarithm is the relative error of the rate: a rate of 100/s with an error of
-    5/s has a logarithm with an error of about 5 / 100 = 0.05.
+    The error follows from the rates in parts of the time. The error of a logarithm is a relative
+    error: if the mean of these rates is 100/s with an error of 5/s, it is about 5 / 100 = 0.05.
 
     Args:
         rates_of_intervals: The rates in equal intervals of time, in order of time.
-        value: The rate in the summary, above 0.
+        total_rate: The rate in the whole time, above 0, as the summary of the run has it. It can
+            differ from the mean of the intervals in the last digits.
     """
-    mean_rate = estimate_mean(np.array(rates_of_intervals))
-    if mean_rate is None or mean_rate.value <= 0:
+    mean_of_intervals = estimate_mean(np.array(rates_of_intervals))
+    if mean_of_intervals is None or mean_of_intervals.value <= 0:
         return None
 
+    relative_error = mean_of_intervals.error / mean_of_intervals.value
     return ScaledEstimate(
-        value=math.log(value),
-        error=mean_rate.error / mean_rate.value,
-        degrees_of_freedom=mean_rate.degrees_of_freedom,
+        value=math.log(total_rate),
+        error=relative_error,
+        degrees_of_freedom=mean_of_intervals.degrees_of_freedom,
     )
 
 
@@ -320,22 +329,29 @@ def _are_blocks_too_short(summary: Summary) -> bool:
 def _percentile_intervals(
     stages: Sequence[Columns], summary: Summary
 ) -> Iterator[tuple[str, Interval]]:
-    """Yield each percentile of the run, such as "ttft_ms.p99", with its confidence interval."""
+    """Yield the confidence interval of each percentile of the run, with its path in the summary.
+
+    An example is the interval of the p99 of TTFT, with the path "ttft_ms.p99".
+    """
+    # For each stage, the indexes that put its requests in order of their scheduled times.
     time_orders = [np.argsort(columns["due_ns"], kind="stable") for columns in stages]
+
     for metric in METRICS.available():
         percentiles_ms = _percentiles_in_summary(metric, summary)
         if not percentiles_ms:
             continue
 
+        # `metric.name` is the name in the records, `metric.path` that in the summary.
         values_ns = _sample_values(stages, time_orders, metric.name).astype(np.float64)
-        for percentile, interval in _intervals_of_percentiles(values_ns, percentiles_ms):
+        interval_by_percentile = _intervals_of_percentiles(values_ns, percentiles_ms)
+        for percentile, interval in interval_by_percentile.items():
             yield f"{metric.path}.{percentile}", interval
 
 
 def _intervals_of_percentiles(
     values_ns: NDArray[np.float64], percentiles_ms: dict[str, float]
-) -> Iterator[tuple[str, Interval]]:
-    """Yield the name and the interval of each percentile that has enough values.
+) -> dict[str, Interval]:
+    """Return the interval of each percentile that has enough values, by the name of the percentile.
 
     Intervals are computed from logarithms, because errors of latencies are relative.
 
@@ -346,6 +362,7 @@ def _intervals_of_percentiles(
     positive_values_ns = np.maximum(values_ns, 1.0)  # 0 has no logarithm
     sorted_values_ns = np.sort(positive_values_ns)
 
+    interval_by_name = {}
     for name, percentile_ms in percentiles_ms.items():
         needed_values = max(MIN_SAMPLES, NEEDED_SAMPLES[name])
         if len(values_ns) < needed_values:
@@ -354,7 +371,9 @@ def _intervals_of_percentiles(
         log_estimate = _estimate_log_percentile(
             positive_values_ns, sorted_values_ns, name, percentile_ms
         )
-        yield name, log_estimate.interval(to_metric=math.exp)
+        interval_by_name[name] = log_estimate.interval(to_metric=math.exp)
+
+    return interval_by_name
 
 
 def _estimate_log_percentile(
@@ -363,7 +382,11 @@ def _estimate_log_percentile(
     name: str,
     percentile_ms: float,
 ) -> ScaledEstimate:
-    """Return the logarithm of a percentile with its standard error, by blocks of time.
+    """Return the logarithm of a percentile with its standard error, from blocks of time.
+
+    The error is the largest one of all numbers of blocks, BLOCK_COUNTS. It follows from differences
+    between blocks. Blocks without any value above the percentile do not differ. So if only 3 blocks
+    have such values, as in a run with a single long queue, the error has 3 - 1 degrees of freedom.
 
     Args:
         values: The values in order of time, all above 0.
@@ -377,47 +400,41 @@ def _estimate_log_percentile(
         for block_count in BLOCK_COUNTS
     ]
 
-    # The error follows from the blocks with a value above the percentile. The other blocks do not
-    # count as degrees of freedom.
     blocks_above = count_blocks_above(values, sorted_values, fraction)
-    fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
-    degrees_of_freedom = max(fewest_blocks - 1.0, 1.0)
+    effective_blocks = min(*BLOCK_COUNTS, blocks_above)
+    degrees_of_freedom = max(effective_blocks - 1.0, 1.0)
 
-    return ScaledEstimate(
-        value=math.log(percentile_ms),
-        error=max(errors),  # the largest error of all numbers of blocks
-        degrees_of_freedom=degrees_of_freedom,
-    )
+    return ScaledEstimate(math.log(percentile_ms), max(errors), degrees_of_freedom)
 
 
 def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[str, float]:
     """Return the percentiles of a metric in ms, such as {"p50": 120.0, "p99": 480.0}.
 
-    Percentiles that are 0 or not known are left out. The result is empty for a metric that has no
-    value for each request.
+    Percentiles that are 0 or not known are left out. The result is empty for a metric that is not
+    measured for each request, such as the gap between tokens.
     """
-    has_value_per_request = metric.values is not None
+    is_measured_per_request = metric.values is not None
     distribution = _distribution_in_summary(metric, summary)
-    if not has_value_per_request or distribution is None:
+    if not is_measured_per_request or distribution is None:
         return {}
 
-    percentiles_ms = {}
-    for name in metric.compared:
-        value_ms = getattr(distribution, name)
-        if value_ms is not None and value_ms > 0:
-            percentiles_ms[name] = value_ms
-
-    return percentiles_ms
+    names = metric.compared  # the percentiles that comparisons of runs use
+    value_by_name_ms = {name: getattr(distribution, name) for name in names}
+    return {
+        name: value_ms
+        for name, value_ms in value_by_name_ms.items()
+        if value_ms is not None and value_ms > 0
+    }
 
 
 def _distribution_in_summary(metric: MetricDefinition, summary: Summary) -> Distribution | None:
     """Return the distribution of a metric in a summary, or None if the summary does not have it.
 
-    A metric such as TTFT has a field of the summary. Metrics with a `block` are less common. They
-    are together in the field `other_metrics`.
+    The common metrics are fields of the summary, such as `summary.ttft_ms`. The others, whose
+    definitions name a `block`, are in the dictionary `summary.other_metrics`.
     """
-    is_less_common = bool(metric.block)
-    if is_less_common:
+    is_in_dictionary = metric.block != ""
+    if is_in_dictionary:
         return summary.other_metrics.get(metric.field)
     return getattr(summary, metric.field, None)
 
@@ -472,22 +489,30 @@ def _token_rate_interval(
         rates_of_parts.append(tokens / part_s)
 
     estimate = estimate_log_rate(rates_of_parts, tokens_per_s)
-    return None if estimate is None else estimate.interval(math.exp)
+    return None if estimate is None else estimate.interval(to_metric=math.exp)
 
 
 def _goodput_interval(
     stages: Sequence[Columns], summary: Summary, slo: Slo | None
 ) -> Interval | None:
-    """Return the interval of the fraction of requests that meet the SLO, None if not known."""
+    """Return the interval of the fraction of requests that meet the SLO, or None if not known.
+
+    The goodput is not known without an SLO, and its interval is not known for too few requests.
+    """
     good_fraction = summary.goodput.share
     if slo is None or good_fraction is None:
         return None
 
-    indicators = [
+    # For each stage, 1 for each request that meets the SLO and 0 for each other one.
+    indicators_of_stages = [
         build_indicators(columns, outcomes.meets_slo(columns, slo), slo) for columns in stages
     ]
-    estimate = estimate_fraction(indicators, good_fraction)
-    return None if estimate is None else estimate.interval(_clamp_fraction)
+    estimate = estimate_fraction(indicators_of_stages, good_fraction)
+    if estimate is None:
+        return None
+
+    # The ends of the interval may be outside of 0 to 1, where no fraction is.
+    return estimate.interval(to_metric=_clamp_fraction)
 
 
 def _clamp_fraction(value: float) -> float:
