@@ -489,8 +489,11 @@ def _measure_tpot_step(
     median_after_ns = float(np.median(after_ns))
     factor = median_after_ns / max(median_before_ns, 1.0)
 
+    if factor < SIGNIFICANT_CHANGE:
+        return None
+
     rises_gradually = _is_rising(before_ns) or _is_rising(after_ns)
-    if factor < SIGNIFICANT_CHANGE or rises_gradually:
+    if rises_gradually:
         return None
 
     # The threshold between low and high TPOT is the geometric mean of both medians, which is by the
@@ -524,9 +527,9 @@ def _is_rising(values: NDArray[np.float64]) -> bool:
 def _describe_throttling(case: Case, step_time: float) -> str:
     """Return why GPUs lowered their clocks from a time on, or "" if they report no reason.
 
-    GPUs report reasons such as a power cap each time when they are read. The first reason counts
-    that is reported much more often after the time. An example of the result is "the GPUs report a
-    power cap in 90% of the readings, 2% before".
+    Each reading of a GPU lists reasons, such as a power cap. The result names the first reason that
+    is much more frequent after the time than before: "the GPUs report a power cap in 90% of the
+    readings, 2% before".
 
     Args:
         case: The requests, with the samples of the hardware.

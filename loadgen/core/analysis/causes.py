@@ -111,19 +111,19 @@ def explain(
 
 def _select_examined_requests(measured_stages: Sequence[Columns]) -> _ExaminedRequests | None:
     """Return the requests to examine, or None if there are fewer than MIN_REQUESTS."""
-    # There may be millions of requests, so their columns do not stay in memory.
-    all_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
-    has_ttft = all_requests.measure("ttft") != UNDEFINED
+    # There may be millions of requests, so the columns of all of them are not kept in memory.
+    ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
+    has_ttft = ok_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
         return None
 
-    # To save time, only every n-th request is examined, where n is the stride.
+    # To save time, only every n-th request in order of time is examined, where n is the stride.
     stride = _choose_stride(request_count)
-    order = _order_by_due_time_and_slot(all_requests, has_ttft)
-    examined_order = order[::stride]
+    indexes_by_time = _order_by_due_time_and_slot(ok_requests, has_ttft)
+    examined_indexes = indexes_by_time[::stride]
 
-    examined_requests = JoinedColumns(measured_stages, only_ok=True, order=examined_order)
+    examined_requests = JoinedColumns(measured_stages, only_ok=True, order=examined_indexes)
     return _ExaminedRequests(examined_requests, stride)
 
 
@@ -132,6 +132,10 @@ def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints
 
     Requests with the same scheduled time are in the order of their slots. A slot is the position of
     a request in the schedule.
+
+    Args:
+        requests: The ok requests.
+        has_ttft: Which of them have a TTFT.
     """
     rows_with_ttft = as_selection(has_ttft)
     due_ns = requests["due_ns"][rows_with_ttft]
