@@ -143,8 +143,9 @@ def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints
     time_order = order_by_time(due_ns, slots)
 
     # `time_order` counts only the requests with a TTFT; the result counts all requests.
-    indexes_with_ttft: Ints = np.flatnonzero(has_ttft)
-    return indexes_with_ttft[time_order]
+    indexes_with_ttft = np.flatnonzero(has_ttft)
+    ordered_indexes: Ints = indexes_with_ttft[time_order]
+    return ordered_indexes
 
 
 def _build_case(

@@ -393,7 +393,9 @@ def _find_near_percentiles(
         is_used: Which requests are ranked.
     """
     ranks_by_percentile = _ranks_near_percentiles(int(np.count_nonzero(is_used)))
-    end_ranks = {rank for ranks in ranks_by_percentile.values() for rank in (ranks[0], ranks[-1])}
+    end_ranks: set[int] = set()
+    for ranks in ranks_by_percentile.values():
+        end_ranks.update((ranks[0], ranks[-1]))
     latency_of_rank_ns = _find_latencies_of_ranks(latencies_ns, is_used, end_ranks)
 
     for percentile, ranks in ranks_by_percentile.items():
@@ -401,7 +403,7 @@ def _find_near_percentiles(
         longest_ns = latency_of_rank_ns[ranks[-1]]
 
         # The candidates, in the order of their ranks. Several may have the shortest or the longest
-        # latency, so some of them can have a rank before or after the wanted ones.
+        # latency, so some candidates can be ranked before or after those near the percentile.
         is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
         candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
 

@@ -379,7 +379,7 @@ def _compare_metric(
     # The nodes that stand out, unless the client may be the cause.
     node_means_ms = cell_means_ms.mean(axis=1)
     candidates = _find_outliers(metric, node_means_ms, compared.names)
-    outliers = []
+    outliers: list[OutlierNode] = []
     if candidates:
         client_errors_ms = _client_errors(requests, metric)[values.has_value] / 1e6
         client_error_of_cells_ms = cells.mean_of_cells(client_errors_ms)
