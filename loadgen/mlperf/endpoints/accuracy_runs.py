@@ -20,15 +20,16 @@ def find_accuracy_points(curve: Curve) -> list[CurvePoint]:
 def describe_accuracy_points(curve: Curve) -> str:
     """Return the names of the measurement points that need an accuracy run, as text.
 
-    A curve may elect its point at the highest concurrency as the Offline result. The accuracy run
-    of this point then counts for Offline too.
+    The result for the scenario Offline comes from a run of its own, or from the point at the
+    highest concurrency if the submitter chose ("elected") it. In this case, the accuracy run of the
+    point counts for Offline too.
     """
     points = find_accuracy_points(curve)
-    names = ", ".join(point.name for point in points)
-    elected = [point.name for point in points if point.offline == "elected"]
-    if elected:
-        return f"{names}; that of {elected[0]} also counts for Offline"
-    return names
+    all_names = ", ".join(point.name for point in points)
+    for point in points:
+        if point.offline == "elected":
+            return f"{all_names}; that of {point.name} also counts for Offline"
+    return all_names
 
 
 def describe_accuracy_loads(curve: Curve) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.mlperf.endpoints.rule_checks import CurveCheck, Outcome, RuleCheck
+from loadgen.mlperf.endpoints.rule_checks import CurveCheck, Outcome
 from loadgen.mlperf.text import disclosure_notice
 from loadgen.render.section import Paragraph, Report, Section, Table, section, simulated_notice
 
@@ -16,10 +16,14 @@ OUTCOME_LABELS: dict[Outcome, str] = {
 
 
 def create_report(check: CurveCheck) -> Report:
-    """Return the report of all rule checks. Rules that cannot be checked have their own section."""
+    """Return the report of all rule checks, in two tables.
+
+    The first table has the rules whose outcome follows from the files of the curve. The second one
+    has the rules that need other evidence, such as an accuracy run.
+    """
     notices = [disclosure_notice(check.disclosure)]
     if check.is_simulated:
-        notices.insert(0, simulated_notice())
+        notices = [simulated_notice(), *notices]
 
     return Report(
         title=f"MLPerf Endpoints rehearsal, unofficial: rules for {check.benchmark}",
@@ -27,10 +31,7 @@ def create_report(check: CurveCheck) -> Report:
         notices=notices,
         headline=[Paragraph(describe_check(check), large=True)],
         headline_last=True,
-        sections=[
-            _section("Rules that the files show", check, is_checkable=True),
-            _section("Rules that the files cannot show", check, is_checkable=False),
-        ],
+        sections=[_checked_section(check), _unchecked_section(check)],
     )
 
 
@@ -44,25 +45,23 @@ def describe_check(check: CurveCheck) -> str:
     )
 
 
-def _section(heading: str, check: CurveCheck, *, is_checkable: bool) -> Section:
-    """Return a section with a table of the checkable rules, or of the rules that are not.
-
-    Args:
-        heading: The heading of the section.
-        check: The checks of all rules.
-        is_checkable: Selects the rules.
-    """
-    head = ("section", "", "rule", "found") if is_checkable else ("section", "rule", "reason")
-    rows = []
-    for rule_check in check.checks:
-        is_rule_checkable = rule_check.outcome != "not checkable"
-        if is_rule_checkable == is_checkable:
-            rows.append(_row(rule_check, is_checkable=is_checkable))
-    return section(heading, Table(head, rows, kind="prose"))
+def _checked_section(check: CurveCheck) -> Section:
+    """Return the section with the rules that files show, each with its outcome."""
+    head = ("section", "", "rule", "found")
+    rows = [
+        [rule_check.section, OUTCOME_LABELS[rule_check.outcome], rule_check.rule, rule_check.value]
+        for rule_check in check.checks
+        if rule_check.outcome != "not checkable"
+    ]
+    return section("Rules that the files show", Table(head, rows, kind="prose"))
 
 
-def _row(check: RuleCheck, *, is_checkable: bool) -> list[str]:
-    """Return the table row of a rule. A rule that cannot be checked has no outcome."""
-    if is_checkable:
-        return [check.section, OUTCOME_LABELS[check.outcome], check.rule, check.value]
-    return [check.section, check.rule, check.value]
+def _unchecked_section(check: CurveCheck) -> Section:
+    """Return the section with the rules that files cannot show, each with the reason."""
+    head = ("section", "rule", "reason")
+    rows = [
+        [rule_check.section, rule_check.rule, rule_check.value]
+        for rule_check in check.checks
+        if rule_check.outcome == "not checkable"
+    ]
+    return section("Rules that the files cannot show", Table(head, rows, kind="prose"))

@@ -147,29 +147,28 @@ def run_curve(
     Example: loadgen mlperf endpoints run -b llama3.1-8b --c-max 1024 --url http://HOST:8000 -o curve
     """  # noqa: E501 - the help prints a sentence per line
     from loadgen.core.execution.folder_names import locked_folder
-    from loadgen.mlperf.endpoints import curve_report, kind
+    from loadgen.mlperf.endpoints import curve_report, curve_run, kind
     from loadgen.mlperf.endpoints.curve_plan import CurveRequest, prepare_curve_run
-    from loadgen.mlperf.endpoints.curve_run import run_curve as run_points
     from loadgen.mlperf.endpoints.rules import find_benchmark
 
     find_benchmark(options.benchmark)  # raises UserError before a folder is created
     request = CurveRequest(options, rates_from=source, provisioned_power_kw=power_kw)
-    output_dir = _output_dir(invocation, options.benchmark)
-    resume = f"the same command with --out {output_dir} resumes it"
-    with locked_folder(output_dir), add_resume_hint(output_dir, resume):
-        curve_run = prepare_curve_run(invocation, request, output_dir)
-        outcome = run_points(curve_run)
+    output_dir = _prepare_output_dir(invocation, options.benchmark)
+    resume_hint = f"the same command with --out {output_dir} resumes it"
+    with locked_folder(output_dir), add_resume_hint(output_dir, resume_hint):
+        prepared = prepare_curve_run(invocation, request, output_dir)
+        outcome = curve_run.run_curve(prepared)
 
     result = outcome.result
     print_result(result, curve_report.create_report(result), as_json=as_json, full=full)
     print_status(f"Page: {output_dir / PAGE}. Rules: loadgen mlperf endpoints check {output_dir}")
     if outcome.is_interrupted:
-        print_status(f"Interrupted: {resume}")
+        print_status(f"Interrupted: {resume_hint}")
         return INTERRUPTED
     return kind.exit_code(result)
 
 
-def _output_dir(invocation: Invocation, benchmark: str) -> Path:
+def _prepare_output_dir(invocation: Invocation, benchmark: str) -> Path:
     """Return the directory of --out, or a new one in results/.
 
     With --force, results that are in it are moved away.

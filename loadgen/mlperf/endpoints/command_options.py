@@ -156,9 +156,10 @@ class StatedFactOptions:
 
 
 def read_stated_metadata(options: StatedFactOptions) -> dict[str, str]:
-    """Return the facts about the system that the options state, by key.
+    """Return what the user says about the system, as values by key: {"host.os": "Ubuntu 24.04"}.
 
-    The facts come from the file of --system and the pairs of --metadata, which have precedence.
+    The user can name a file with --system and single values with --metadata. A key that is in both
+    has the value of --metadata.
 
     Raises:
         UserError: The system file cannot be read.
@@ -171,12 +172,12 @@ def read_stated_metadata(options: StatedFactOptions) -> dict[str, str]:
     if parsed.errors:
         raise CombinedError(parsed.errors)
 
-    facts_of_options = dict(parsed.pairs)
+    metadata_of_options = dict(parsed.pairs)
     if options.system is None:
-        return facts_of_options
+        return metadata_of_options
 
-    facts_of_file = read_system_file(options.system).metadata
-    return {**facts_of_file, **facts_of_options}
+    metadata_of_file = read_system_file(options.system).metadata
+    return {**metadata_of_file, **metadata_of_options}
 
 
 def load_data(options: CurveOptions) -> CurveData:
@@ -288,10 +289,10 @@ def _parse_concurrencies(options: CurveOptions, offline: OfflineChoice) -> list[
 
 
 def _parse_concurrency(text: str) -> int:
-    """Return one concurrency of the list of --concurrency.
+    """Return one number of the list of --concurrency.
 
     Raises:
-        UserError: The text is no integer, or 0.
+        UserError: The text is not an integer, or the integer is 0.
     """
     concurrency = parse_option("--concurrency", text.strip(), units.count)
     if not concurrency:

@@ -105,7 +105,7 @@ def _plan_requests(
         UserError: Sending each sample of the data set once takes longer than `max_point_s`.
     """
     options = request.options
-    rates = _expected_rates(request, data, curve, settings)
+    rates = _find_expected_rates(request, data, curve, settings)
     plan_settings = PlanSettings(
         benchmark=options.benchmark,
         dataset_size=data.size,
@@ -130,10 +130,14 @@ def _plan_requests(
     return plan
 
 
-def _expected_rates(
+def _find_expected_rates(
     request: CurveRequest, data: CurveData, curve: Curve, settings: Settings
 ) -> Sequence[ConcurrencyRate]:
-    """Return the expected speed of the server, from earlier runs or from short trials."""
+    """Return the expected speed of the server at some concurrencies.
+
+    The speed comes from earlier runs if the user named any, and otherwise from a short trial at the
+    concurrency of each measurement point.
+    """
     if request.rates_from is not None:
         return rate_sources.read_rates(request.rates_from)
 

@@ -28,14 +28,16 @@ CURVE_COLOR = "c1"
 TTFT_COLOR = "c2"
 USER_COLOR = "c3"
 OFFLINE_COLOR = "c4"
+SHORT_DISCLOSURE = rules.DISCLOSURE.partition(":")[0]
+"""The first words of the disclosure, which say that the result is unofficial."""
 METRIC_LABELS = {
     "tpot_p50": "TPOT p50",
     "tpot_p90": "TPOT p90",
     "ttft_p50": "TTFT p50",
     "ttft_p90": "TTFT p90",
 }
-POWER_COLUMN = 4
-"""The index of the column with the throughput per kW, after the throughput per user."""
+
+WINDOW_HEAD = ("point", "queries", "passes", "window", "required", "passes in it", "status")
 CONCURRENCY_LABEL = "requests in flight, log"
 
 
@@ -44,8 +46,9 @@ def create_report(result: CurveResult) -> Report:
     curve = result.curve
     notices = [disclosure_notice(curve.disclosure)]
     if curve.is_simulated:
-        notices.insert(0, simulated_notice())
+        notices = [simulated_notice(), *notices]
 
+    warnings = Bullets(list(_list_run_warnings(result)), "warn")
     return Report(
         title=f"MLPerf Endpoints rehearsal, unofficial: {curve.benchmark} on {curve.target}",
         generated_by="loadgen mlperf endpoints run",
@@ -53,10 +56,11 @@ def create_report(result: CurveResult) -> Report:
         headline=[Paragraph(describe_result(result), large=True)],
         headline_last=True,
         sections=[
-            section("", _facts(result)),
+            section("", _describe_system(result)),
             section("Points", points_table(result), _missing_points(result)),
-            section("Steady windows", windows_table(result), Bullets(list(_notes(result)), "warn")),
+            section("Steady windows", windows_table(result), warnings),
             section("Regions", regions_table(curve.curve.regions)),
+            # Only a page has charts, so they are created when it is rendered.
             lambda: _chart_sections(result),
         ],
     )
@@ -81,64 +85,77 @@ def describe_result(result: CurveResult) -> str:
 
 
 def points_table(result: CurveResult) -> Table:
-    """Return a table with the throughput and the latency of each measurement point."""
-    head = ["point", "region", "tokens/s", "per user", "TTFT p90 ms", "basis", "verdict"]
+    """Return a table with the throughput and the latency of each measurement point.
+
+    It has the throughput per kW if the user stated the power of the system.
+    """
     has_power = result.curve.provisioned_power_kw is not None
-    if has_power:
-        head.insert(POWER_COLUMN, "per kW")
+    power_head = ["per kW"] if has_power else []
+    head = [
+        "point",
+        "region",
+        "tokens/s",
+        "per user",
+        *power_head,
+        "TTFT p90 ms",
+        "basis",
+        "verdict",
+    ]
     rows = [_point_row(result, point, has_power=has_power) for point in result.points]
     return Table(head, rows, label_columns=2)
 
 
 def _point_row(result: CurveResult, point: PointResult, *, has_power: bool) -> list[str]:
-    """Return the table row of a measurement point, with throughput per kW if `has_power`."""
+    """Return the table row of a measurement point, with throughput per kW if `has_power`.
+
+    An Offline run has no speed per user and no TTFT: it sends all queries at once, and most of them
+    wait, so their latency means nothing.
+    """
     metrics = point.metrics
-    speed_per_user = format.quantity(metrics.tps_per_user)
-    ttft = format.quantity(metrics.ttft_p90_ms)
+    has_latency = not point.point.is_offline_run
+    power_cells = []
+    if has_power:
+        tps_per_kw = result.tps_per_kw(point)
+        power_cells = [format.NONE if tps_per_kw is None else f"{tps_per_kw:,.1f}"]
 
-    # An Offline run sends all queries at once. Most of them wait, so their latency means nothing.
-    if point.point.is_offline_run:
-        speed_per_user = format.NONE
-        ttft = format.NONE
-
-    cells = [
+    return [
         point.point.name,
         describe_region(point.point),
         format.quantity(metrics.system_tps),
-        speed_per_user,
-        ttft,
+        format.quantity(metrics.tps_per_user) if has_latency else format.NONE,
+        *power_cells,
+        format.quantity(metrics.ttft_p90_ms) if has_latency else format.NONE,
         point.basis,
         point.verdict,
     ]
-    if has_power:
-        tps_per_kw = result.tps_per_kw(point)
-        cells.insert(POWER_COLUMN, format.NONE if tps_per_kw is None else f"{tps_per_kw:,.1f}")
-    return cells
 
 
 def windows_table(result: CurveResult) -> Table:
     """Return a row per point with a fixed concurrency: its window, and what the rules require."""
-    head = ("point", "queries", "passes", "window", "required", "passes in it", "status")
-    return Table(head, [_window_row(point) for point in result.fixed_results])
+    return Table(WINDOW_HEAD, [_window_row(point) for point in result.fixed_results])
 
 
 def _window_row(point: PointResult) -> list[str]:
-    """Return the table row of a measurement point about the steady window of its run."""
+    """Return the table row of a measurement point about the steady window of its run.
+
+    The steady window is the part of the run in which the latency is stable. A run without a window
+    has "-" for its length, and a run without queries has "-" in all columns after the queries.
+    """
+    cells = [point.point.name, f"{point.issued:,}"]
     state = point.steady_state
     if state is None:
-        unknown_cells = [format.NONE] * 5
-        return [point.point.name, f"{point.issued:,}", *unknown_cells]
+        columns_after_queries = len(WINDOW_HEAD) - len(cells)
+        return [*cells, *[format.NONE] * columns_after_queries]
 
-    window = state.window
-    return [
-        point.point.name,
-        f"{point.issued:,}",
-        f"{state.super_passes:,}",
-        format.NONE if window is None else format.duration(window.duration_s),
-        format.duration(point.point.min_window_s),
-        format.NONE if window is None else f"{window.super_passes:,}",
-        state.status,
-    ]
+    window_duration = format.NONE
+    passes_in_window = format.NONE
+    if state.window is not None:
+        window_duration = format.duration(state.window.duration_s)
+        passes_in_window = f"{state.window.super_passes:,}"
+
+    required_duration = format.duration(point.point.min_window_s)
+    passes = f"{state.super_passes:,}"
+    return [*cells, passes, window_duration, required_duration, passes_in_window, state.status]
 
 
 def _missing_points(result: CurveResult) -> Bullets:
@@ -151,7 +168,7 @@ def _missing_points(result: CurveResult) -> Bullets:
     return Bullets([f"Not measured: {names}. {hint}"], "warn")
 
 
-def _notes(result: CurveResult) -> Iterator[str]:
+def _list_run_warnings(result: CurveResult) -> Iterator[str]:
     """Yield warnings about the runs of single measurement points, such as failed queries."""
     for point in result.points:
         for error in point.measurement_errors:
@@ -159,10 +176,10 @@ def _notes(result: CurveResult) -> Iterator[str]:
         if point.failed:
             yield f"{point.point.name}: {point.failed:,} of {point.issued:,} queries failed."
         if point.steady_state is not None:
-            yield from _notes_on_steady_state(point.point.name, point.steady_state)
+            yield from _list_drift_warnings(point.point.name, point.steady_state)
 
 
-def _notes_on_steady_state(name: str, state: SteadyState) -> Iterator[str]:
+def _list_drift_warnings(name: str, state: SteadyState) -> Iterator[str]:
     """Yield warnings about a run that is not steady after the start of its window.
 
     Args:
@@ -186,22 +203,28 @@ def _notes_on_steady_state(name: str, state: SteadyState) -> Iterator[str]:
         )
 
 
-def _facts(result: CurveResult) -> Facts:
-    """Return the facts about the benchmark and the system at the top of the report."""
-    curve = result.curve
-    different_models = dict.fromkeys(point.load.model for point in result.points)
+def _describe_system(result: CurveResult) -> Facts:
+    """Return the benchmark and the system, for the top of the report.
+
+    C_min and C_max are the lowest and the highest concurrency of the curve. Servers that name
+    different models at different points have all of them in the list, in the order of the points.
+    """
+    stored_curve = result.curve
+    models_in_order = dict.fromkeys(point.load.model for point in result.points)
+    lowest = stored_curve.curve.c_min
+    highest = stored_curve.curve.c_max
     power = ""
-    if curve.provisioned_power_kw is not None:
-        power = f"{curve.provisioned_power_kw:,.2f} kW provisioned"
+    if stored_curve.provisioned_power_kw is not None:
+        power = f"{stored_curve.provisioned_power_kw:,.2f} kW provisioned"
 
     return Facts(
         [
-            ("Benchmark", f"{curve.benchmark} ({curve.model})"),
-            ("Server", curve.target),
-            ("Model", ", ".join(different_models)),
-            ("Data", curve.data_name),
-            ("C_min, C_max", f"{curve.curve.c_min}, {curve.curve.c_max:,}"),
-            ("Seed set", f"{curve.seed_set}, cohort {curve.target_cohort}"),
+            ("Benchmark", f"{stored_curve.benchmark} ({stored_curve.model})"),
+            ("Server", stored_curve.target),
+            ("Model", ", ".join(models_in_order)),
+            ("Data", stored_curve.data_name),
+            ("C_min, C_max", f"{lowest}, {highest:,}"),
+            ("Seed set", f"{stored_curve.seed_set}, cohort {stored_curve.target_cohort}"),
             ("Power", power),
         ]
     )
@@ -214,81 +237,91 @@ def _chart_sections(result: CurveResult) -> Iterator[Section]:
     """Yield the section with the charts of section 4.2, if a point was measured."""
     points = result.fixed_results
     if points:
-        yield section("Charts", Charts(_charts(result, points)))
+        yield section("Charts", Charts(_create_charts(result, points)))
 
 
-def _charts(result: CurveResult, points: Sequence[PointResult]) -> list[Chart]:
-    """Return the charts of the report: the curve, and three metrics over the concurrency."""
-    region_marks = _region_marks(result)
-    return [
-        _pareto_chart(result, points),
-        _chart_over_concurrency(
-            "System throughput",
-            points,
-            [point.metrics.system_tps for point in points],
-            unit="tokens/s",
-            color=CURVE_COLOR,
-            marks=region_marks,
-        ),
-        _chart_over_concurrency(
-            "TTFT p90",
-            points,
-            [point.metrics.ttft_p90_ms for point in points],
-            unit="ms",
-            color=TTFT_COLOR,
-            marks=region_marks,
-        ),
-        _chart_over_concurrency(
-            "Tokens/s per user",
-            points,
-            [point.metrics.tps_per_user for point in points],
-            unit="tokens/s",
-            color=USER_COLOR,
-            marks=region_marks,
-        ),
-    ]
+def _create_charts(result: CurveResult, points: Sequence[PointResult]) -> list[Chart]:
+    """Return the charts of the report: the curve, and three metrics over the concurrency.
+
+    The concurrency is the number of requests in flight. Vertical lines mark the ends of the regions
+    into which the rules divide it.
+    """
+    region_ends = _mark_region_ends(result)
+    throughput = _chart_over_concurrency(
+        "System throughput",
+        points,
+        [point.metrics.system_tps for point in points],
+        unit="tokens/s",
+        color=CURVE_COLOR,
+        marks=region_ends,
+    )
+    ttft = _chart_over_concurrency(
+        "TTFT p90",
+        points,
+        [point.metrics.ttft_p90_ms for point in points],
+        unit="ms",
+        color=TTFT_COLOR,
+        marks=region_ends,
+    )
+    speed_per_user = _chart_over_concurrency(
+        "Tokens/s per user",
+        points,
+        [point.metrics.tps_per_user for point in points],
+        unit="tokens/s",
+        color=USER_COLOR,
+        marks=region_ends,
+    )
+    return [_pareto_chart(result, points), throughput, ttft, speed_per_user]
 
 
 def _pareto_chart(result: CurveResult, points: Sequence[PointResult]) -> Chart:
     """Return the chart of the system throughput against the speed that each user gets.
 
-    The rules define the curve between measurement points as a step function (section 5.2). The
-    throughput of the Offline run, which sends all queries at once, is a horizontal line.
+    The rules define the curve between measurement points as a step function (section 5.2), which is
+    one line of the chart. The measured points themselves are dots. Points without a speed per user
+    are left out.
     """
     measured = [point for point in points if point.metrics.tps_per_user is not None]
     speeds = [point.metrics.tps_per_user or 0.0 for point in measured]
     throughputs = [point.metrics.system_tps for point in measured]
+    corner_speeds, corner_throughputs = _find_step_corners(speeds, throughputs)
 
-    offline = result.offline_result
-    marks: tuple[Mark, ...] = ()
-    if offline is not None and offline.point.is_offline_run:
-        label = "Offline (throughput ceiling)"
-        marks = (Mark(y=offline.metrics.system_tps, label=label, color=OFFLINE_COLOR),)
-
-    step_x, step_y = _steps(speeds, throughputs)
+    step_line = Series(
+        x=corner_speeds, y=corner_throughputs, color=CURVE_COLOR, name="step function"
+    )
+    point_dots = Series(
+        x=speeds,
+        y=list(throughputs),
+        color=CURVE_COLOR,
+        width=0,  # no line between the dots
+        dots=True,
+        labels=tuple(point.point.name for point in measured),
+        links=tuple(run_link(point.point.name) for point in measured),
+    )
     return Chart(
         title="Throughput against speed per user",
-        note=rules.DISCLOSURE.partition(":")[0],
+        note=SHORT_DISCLOSURE,
         x=Axis(label="tokens/s per user (1000 / TPOT p90 in ms)", unit="tokens/s", min=0),
         y=Axis(label="system tokens/s", unit="tokens/s", min=0),
-        marks=marks,
+        marks=_mark_offline_throughput(result),
         wide=True,
-        series=(
-            Series(x=step_x, y=step_y, color=CURVE_COLOR, name="step function"),
-            Series(
-                x=speeds,
-                y=list(throughputs),
-                color=CURVE_COLOR,
-                width=0,
-                dots=True,
-                labels=tuple(point.point.name for point in measured),
-                links=tuple(run_link(point.point.name) for point in measured),
-            ),
-        ),
+        series=(step_line, point_dots),
     )
 
 
-def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+def _mark_offline_throughput(result: CurveResult) -> tuple[Mark, ...]:
+    """Return a horizontal line at the throughput of the Offline run, or nothing without one.
+
+    An Offline run sends all queries at once, so no point should have a higher throughput.
+    """
+    offline = result.offline_result
+    if offline is None or not offline.point.is_offline_run:
+        return ()
+    label = "Offline (throughput ceiling)"
+    return (Mark(y=offline.metrics.system_tps, label=label, color=OFFLINE_COLOR),)
+
+
+def _find_step_corners(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the x and y values of the corners of a step function through some points.
 
     The function keeps the y of a point until the x of the next one: the points (1, 5) and (2, 7)
@@ -341,7 +374,7 @@ def _chart_over_concurrency(
     )
 
 
-def _region_marks(result: CurveResult) -> tuple[Mark, ...]:
+def _mark_region_ends(result: CurveResult) -> tuple[Mark, ...]:
     """Return a vertical line at the end of each region of concurrencies but the last."""
     regions = result.curve.curve.regions.regions
     marks = []

@@ -54,6 +54,11 @@ class CurveRun(NamedTuple):
     execute: Execute
     display: RunDisplay
 
+    @property
+    def planned_points(self) -> tuple[CurvePoint, ...]:
+        """All measurement points of the curve, also those that have run already."""
+        return self.curve.curve.points
+
 
 class CurveOutcome(NamedTuple):
     """The results of the points that have run, and whether the user interrupted one."""
@@ -70,18 +75,7 @@ def run_curve(curve_run: CurveRun) -> CurveOutcome:
     Raises:
         TargetError: The server is lost.
     """
-    # The points that are left, if an earlier command was interrupted.
-    begin_curve(curve_run.output_dir, curve_run.curve)
-    points = points_to_run(curve_run.curve, curve_run.output_dir)
-    done_count = len(curve_run.curve.curve.points) - len(points)
-    if done_count:
-        done = format.counted(done_count, "point is", "points are")
-        print_status(f"Resuming {curve_run.output_dir}: {done} done")
-
-    checksums.begin(curve_run.output_dir)
-    curve_run.display.begin_steps(len(points), weights=_relative_durations(curve_run, points))
-
-    # Run point after point.
+    points = _begin_curve(curve_run)
     result = measure_curve(curve_run.output_dir, curve_run.curve)
     is_interrupted = False
     for point in points:
@@ -98,6 +92,23 @@ def run_curve(curve_run: CurveRun) -> CurveOutcome:
     write_result(curve_run.output_dir, result)
     checksums.write(curve_run.output_dir)
     return CurveOutcome(result, is_interrupted)
+
+
+def _begin_curve(curve_run: CurveRun) -> list[CurvePoint]:
+    """Prepare the output directory and the display, and return the points that are left to run.
+
+    Some points are done already if an earlier command with this directory was interrupted.
+    """
+    begin_curve(curve_run.output_dir, curve_run.curve)
+    points = points_to_run(curve_run.curve, curve_run.output_dir)
+    done_count = len(curve_run.planned_points) - len(points)
+    if done_count:
+        done = format.counted(done_count, "point is", "points are")
+        print_status(f"Resuming {curve_run.output_dir}: {done} done")
+
+    checksums.begin(curve_run.output_dir)
+    curve_run.display.begin_steps(len(points), weights=_relative_durations(curve_run, points))
+    return points
 
 
 def _add_point(result: CurveResult, measured: PointResult) -> CurveResult:
@@ -136,8 +147,8 @@ def has_finished(run_dir: Path) -> bool:
 def _run_and_measure_point(curve_run: CurveRun, point: CurvePoint) -> PointResult | None:
     """Run one measurement point and return its result, or None if the user interrupted the run.
 
-    An interrupted run on a real server ends normally, in the state "interrupted". Otherwise, as on
-    a simulated server or between two runs, the interruption is a KeyboardInterrupt.
+    While requests are sent to a real server, an interruption ends the run in order, in the state
+    "interrupted". At all other times, as on a simulated server, it raises KeyboardInterrupt.
     """
     try:
         is_finished = _run_point(curve_run, point)
@@ -149,16 +160,24 @@ def _run_and_measure_point(curve_run: CurveRun, point: CurvePoint) -> PointResul
 
 
 def _run_point(curve_run: CurveRun, point: CurvePoint) -> bool:
-    """Run one point in a directory with its name, and return whether it finished."""
+    """Run one measurement point and return whether it finished, or else was interrupted.
+
+    The results are in a directory with the name of the point. A file with the requests, if the data
+    set is a file, is next to this directory, because it is no result.
+    """
     run_dir = curve_run.output_dir / point.name
     _move_unfinished_run(run_dir)
-    seed_set = find_seed_set(curve_run.curve.seed_set)
-    request_count = curve_run.curve.requests[point.name]
-    workload = build_workload(point, curve_run.data, seed_set, request_count, curve_run.output_dir)
 
-    settings = replace(curve_run.settings, out=run_dir)
+    workload = build_workload(
+        point,
+        curve_run.data,
+        find_seed_set(curve_run.curve.seed_set),
+        request_count=curve_run.curve.requests[point.name],
+        output_dir=curve_run.output_dir,
+    )
+    settings_of_point = replace(curve_run.settings, out=run_dir)
     with locked_folder(run_dir):
-        summary, _ = curve_run.execute(workload, settings, folder=run_dir)
+        summary, _ = curve_run.execute(workload, settings_of_point, folder=run_dir)
     return summary.run.state == FINISHED
 
 

@@ -51,12 +51,18 @@ def runs(folder: Path) -> list[Path]:
 
 
 def list_row(folder: Path) -> ListRow:
-    """Return the row that describes a curve in the list of all results."""
+    """Return the row that describes a curve in the list of all results.
+
+    The row says how many points of the curve were measured, and how many of them have a steady
+    window that the rules accept.
+    """
     result = load(folder)
-    windows = sum(1 for point in result.fixed_results if point.has_official_window)
-    planned = len(result.curve.curve.points)
+    planned_points = result.curve.curve.points
+    window_count = sum(1 for point in result.fixed_results if point.has_official_window)
+
+    measured = f"{len(result.points)} of {len(planned_points)} points"
     return ListRow(
-        outcome=f"rehearsal: {len(result.points)} of {planned} points, {windows} steady windows",
+        outcome=f"rehearsal: {measured}, {window_count} steady windows",
         description=f"MLPerf Endpoints (unofficial) {result.curve.benchmark}",
         target=result.curve.target,
         simulated=result.curve.is_simulated,

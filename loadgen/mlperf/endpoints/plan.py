@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -149,79 +149,82 @@ def plan_point(
         rate: The expected speed of the system at the concurrency of the point.
         dataset_size: The number of samples of the data set.
         accuracy_samples: The number of queries of an accuracy run.
-        max_point_s: The limit on the time of the run, in seconds.
-        price_per_hour: The price of the system.
+        max_point_s: The limit on the time of the run, in seconds. None without a limit.
+        price_per_hour: The price of the system. None if it is not known.
     """
-    # The number of passes.
+    # The number of passes, which may be 0 within the limit.
     pass_s = dataset_size / rate.requests_per_s
-    needed_passes = _needed_passes(point, pass_s)
-    passes_in_limit = needed_passes
+    needed_passes = _count_needed_passes(point, pass_s)
+    possible_passes = needed_passes
     if max_point_s is not None:
-        passes_in_limit = min(needed_passes, math.floor(max_point_s / pass_s))
-    passes = max(passes_in_limit, 1)
+        possible_passes = min(needed_passes, math.floor(max_point_s / pass_s))
+    planned_passes = max(possible_passes, 1)
 
-    # Time and cost. The last responses arrive one response time after the last requests.
-    duration_s = passes * pass_s + rate.response_s
+    # The time. The last responses arrive one response time after the last requests.
+    duration_s = planned_passes * pass_s + rate.response_s
     accuracy_s = accuracy_samples / rate.requests_per_s if point.needs_accuracy else 0.0
+
     cost = None
     if price_per_hour is not None:
         total_hours = (duration_s + accuracy_s) / SECONDS_PER_HOUR
         cost = total_hours * price_per_hour
 
     return PointPlan(
-        # The load.
         point=point,
         requests_per_s=rate.requests_per_s,
-        requests=passes * dataset_size,
-        # The passes.
         pass_s=pass_s,
-        passes=passes,
+        passes=planned_passes,
         needed_passes=needed_passes,
-        outlook=_expected_window(point, passes_in_limit, needed_passes),
-        # Time and cost.
+        requests=planned_passes * dataset_size,
         duration_s=duration_s,
         accuracy_s=accuracy_s,
         cost=cost,
+        outlook=_predict_window(point, possible_passes, needed_passes),
     )
 
 
-def _needed_passes(point: CurvePoint, pass_s: float) -> int:
-    """Return how many passes over the data set a run needs for a long enough steady window.
+def _count_needed_passes(point: CurvePoint, pass_s: float) -> int:
+    """Return how many passes over the data set a run at a measurement point needs.
 
-    An Offline run, which sends all queries at once, needs no window. The run only has to last as
-    long as the window of other runs (sections 5.7.3 and 6.2 of the rules).
+    The run needs a steady window of a minimum duration and of some passes. It is planned 10 %
+    longer, with a pass before the window in which the load builds up. An Offline run, which sends
+    all queries at once, has no window, but it has to last as long (sections 5.7.3 and 6.2 of the
+    rules).
 
     Args:
         point: The measurement point.
         pass_s: The expected time of a pass, in seconds.
     """
-    passes_for_time = math.ceil(WINDOW_RESERVE * point.min_window_s / pass_s)
+    planned_window_s = WINDOW_RESERVE * point.min_window_s
+    passes_for_time = math.ceil(planned_window_s / pass_s)
     if point.is_offline_run:
         return max(passes_for_time, 1)
     return RAMP_PASSES + max(passes_for_time, rules.MIN_SUPER_PASSES)
 
 
-def _expected_window(point: CurvePoint, passes_in_limit: int, needed_passes: int) -> Outlook:
+def _predict_window(point: CurvePoint, possible_passes: int, needed_passes: int) -> Outlook:
     """Return whether a run is expected to reach its steady window within the limit on time.
 
     Args:
         point: The measurement point.
-        passes_in_limit: The passes over the data set that fit the limit.
+        possible_passes: The passes over the data set that fit the limit.
         needed_passes: The passes that a steady window needs.
     """
-    if passes_in_limit < 1:
+    if possible_passes < 1:
         return "less than one pass"
-    if passes_in_limit < needed_passes:
+    if possible_passes < needed_passes:
         return "too few passes"
     return "not needed" if point.is_offline_run else "window expected"
 
 
-def find_lowest_in_limit(
+def find_lowest_concurrency_in_limit(
     rates: Sequence[ConcurrencyRate], *, dataset_size: int, max_point_s: float | None
 ) -> int | None:
-    """Return the lowest concurrency at which a run fits the limit on time, or None.
+    """Return the lowest concurrency with which a run fits the limit on time.
 
-    Only concurrencies that the rules allow as the lowest one of a curve (1 to 32) are tried.
+    A run has at least one pass over the data set in which the load builds up, and the passes of its
+    steady window. Return None without a limit, or if no concurrency from 1 to 32 fits it, which are
+    those that the rules allow as the lowest one of a curve.
 
     Args:
         rates: The measured speed at some concurrencies.
@@ -231,14 +234,13 @@ def find_lowest_in_limit(
     if max_point_s is None:
         return None
 
-    least_passes = RAMP_PASSES + rules.MIN_SUPER_PASSES
-    least_requests = least_passes * dataset_size
+    fewest_passes = RAMP_PASSES + rules.MIN_SUPER_PASSES
+    fewest_requests = fewest_passes * dataset_size
     for concurrency in range(1, rules.MAX_LOWEST_CONCURRENCY + 1):
         rate = interpolate_rate(rates, concurrency)
-        duration_s = least_requests / rate.requests_per_s
+        duration_s = fewest_requests / rate.requests_per_s
         if duration_s <= max_point_s:
             return concurrency
-
     return None
 
 
@@ -284,22 +286,12 @@ def plan_curve(
         rate_source: Where the rates come from, as text for the plan.
         is_simulated: Whether the rates come from a simulated server.
     """
-    points = tuple(
-        plan_point(
-            point,
-            interpolate_rate(rates, point.concurrency),
-            dataset_size=settings.dataset_size,
-            accuracy_samples=settings.accuracy_samples,
-            max_point_s=settings.max_point_s,
-            price_per_hour=settings.price_per_hour,
-        )
-        for point in curve.points
-    )
+    points = tuple(_plan_points(curve, rates, settings))
 
     # Advice for a curve with points that take too long.
     lowest_in_limit = None
     if any(plan.misses_window for plan in points):
-        lowest_in_limit = find_lowest_in_limit(
+        lowest_in_limit = find_lowest_concurrency_in_limit(
             rates, dataset_size=settings.dataset_size, max_point_s=settings.max_point_s
         )
 
@@ -321,3 +313,18 @@ def plan_curve(
         price_per_hour=settings.price_per_hour,
         currency=settings.currency,
     )
+
+
+def _plan_points(
+    curve: Curve, rates: Sequence[ConcurrencyRate], settings: PlanSettings
+) -> Iterator[PointPlan]:
+    """Yield the plan of each measurement point, at the speed interpolated for its concurrency."""
+    for point in curve.points:
+        yield plan_point(
+            point,
+            interpolate_rate(rates, point.concurrency),
+            dataset_size=settings.dataset_size,
+            accuracy_samples=settings.accuracy_samples,
+            max_point_s=settings.max_point_s,
+            price_per_hour=settings.price_per_hour,
+        )

@@ -32,7 +32,7 @@ def create_report(plan: CurvePlan) -> Report:
     """Return the report of the plan of a curve, for the terminal and as a page."""
     notices = [disclosure_notice(plan.disclosure)]
     if plan.is_simulated:
-        notices.insert(0, simulated_notice(SIMULATED_RATES))
+        notices = [simulated_notice(SIMULATED_RATES), *notices]
 
     return Report(
         title=f"MLPerf Endpoints rehearsal, unofficial: plan of {plan.benchmark}",
@@ -41,7 +41,7 @@ def create_report(plan: CurvePlan) -> Report:
         headline=[Paragraph(describe_total(plan), large=True)],
         headline_last=True,
         sections=[
-            section("", _facts(plan)),
+            section("", _describe_conditions(plan)),
             section("Regions", regions_table(plan.curve.regions)),
             section("Points", points_table(plan)),
             section("Accuracy runs", Bullets(list(_accuracy_requirements(plan)))),
@@ -99,37 +99,48 @@ def points_table(plan: CurvePlan) -> Table:
 
 
 def _point_row(point_plan: PointPlan) -> list[str]:
-    """Return the table row of a measurement point. The cost is left out without a price."""
+    """Return the table row of a measurement point.
+
+    The row has a cell for the cost only if the user stated the price of the system. Its last cell
+    says whether the run is expected to have a steady window.
+    """
     point = point_plan.point
     accuracy_time = format.NONE
     if point.needs_accuracy:
         accuracy_time = format.duration(point_plan.accuracy_s)
 
-    cells = [
+    cost_cells = []
+    if point_plan.cost is not None:
+        cost_cells = [f"{point_plan.cost:,.0f}"]
+
+    return [
         point.name,
         describe_region(point),
         format.quantity(point_plan.requests_per_s),
         f"{point_plan.passes:,}",
         format.duration(point_plan.duration_s),
         accuracy_time,
+        *cost_cells,
+        _describe_expected_window(point_plan),
     ]
-    if point_plan.cost is not None:
-        cells.append(f"{point_plan.cost:,.0f}")
-    return [*cells, _describe_outlook(point_plan)]
 
 
-def _describe_outlook(point_plan: PointPlan) -> str:
+def _describe_expected_window(point_plan: PointPlan) -> str:
     """Return whether the run is expected to have a steady window, in a word or two."""
     if point_plan.misses_window:
         return "MISSED"
     return "not needed" if point_plan.point.is_offline_run else "expected"
 
 
-def _facts(plan: CurvePlan) -> Facts:
-    """Return the facts about the benchmark and the system at the top of the report."""
-    limit = "no limit"
+def _describe_conditions(plan: CurvePlan) -> Facts:
+    """Return what the plan rests on, for the top of the report: benchmark, rates, limits and price.
+
+    C_min and C_max are the lowest and the highest concurrency of the curve. The cohort is the round
+    of submissions to which the random seeds (the seed set) belong.
+    """
+    time_limit = "no limit"
     if plan.max_point_s is not None:
-        limit = f"at most {format.duration(plan.max_point_s)} for each run"
+        time_limit = f"at most {format.duration(plan.max_point_s)} for each run"
 
     price = ""
     if plan.price_per_hour is not None:
@@ -141,7 +152,7 @@ def _facts(plan: CurvePlan) -> Facts:
             ("C_min, C_max", f"{plan.curve.c_min}, {plan.curve.c_max:,}"),
             ("Seed set", f"{plan.seed_set}, cohort {plan.target_cohort}"),
             ("Rates", plan.rate_source),
-            ("Time", limit),
+            ("Time", time_limit),
             ("Price", price),
         ]
     )
@@ -163,7 +174,11 @@ def _accuracy_requirements(plan: CurvePlan) -> Iterator[str]:
 
 
 def _warnings(plan: CurvePlan) -> Iterator[str]:
-    """Yield the rules that the planned curve does not meet, and what to change."""
+    """Yield the rules that the planned curve does not meet, and what to change.
+
+    C_max is the highest concurrency of the curve. The rules allow a very low C_max only with the
+    approval of the working group, which is a hint and no error.
+    """
     for problem in plan.problems:
         yield f"The curve does not meet the rules: {problem}."
 
@@ -171,8 +186,10 @@ def _warnings(plan: CurvePlan) -> Iterator[str]:
         if point_plan.misses_window:
             yield _describe_missed_window(point_plan, plan)
 
-    if plan.curve.c_max <= rules.MAX_C_MAX_WITH_APPROVAL:
-        yield "A C_max of 33 or less needs the approval of the working group (section 5.4)."
+    needs_approval = plan.curve.c_max <= rules.MAX_C_MAX_WITH_APPROVAL
+    if needs_approval:
+        limit = rules.MAX_C_MAX_WITH_APPROVAL
+        yield f"A C_max of {limit} or less needs the approval of the working group (section 5.4)."
 
 
 def _describe_missed_window(point_plan: PointPlan, plan: CurvePlan) -> str:

@@ -33,43 +33,43 @@ def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> Poi
     """Compute the result of a measurement point from the request records of its run.
 
     Args:
-        point: The measurement point: a run with a fixed concurrency, or the Offline run.
+        point: The measurement point: a run with a fixed concurrency, or the Offline run, which
+            sends all queries at once and has no steady window.
         run_dir: The directory of the run.
-        dataset_size: The number of samples of the data set. The steady window is found in blocks
-            of as many queries, which are called super-passes.
+        dataset_size: The number of samples of the data set. The run is divided into blocks of as
+            many queries, in which a steady window is searched.
 
     Raises:
         UserError: The directory has no run, or a file is damaged.
     """
     summary = run_folder.read_summary(run_dir)
-    stored = store.read_run(run_dir)
-    columns = _select_columns(stored)
+    stored_run = store.read_run(run_dir)
+
+    columns = _select_columns(stored_run)
     log = build_query_log(columns)
     output_tokens = _tokens_by_issue(columns, log)
-    issued = len(log.issued_ns)
-    completed = int((log.completed_ns != NEVER_NS).sum())
 
-    # An Offline run, which sends all queries at once, has no steady window.
+    issued_count = len(log.issued_ns)
+    completed_count = int((log.completed_ns != NEVER_NS).sum())
     steady_state = None
-    block = None
-    window = None
-    if not point.is_offline_run and issued:
+    if issued_count and not point.is_offline_run:
         steady_state = find_steady_state(log, dataset_size, point.concurrency)
+
+    block = None
+    window_metrics = None
+    if steady_state is not None:
         block = build_steady_state_block(steady_state, log)
-        window = _window_metrics(log, output_tokens, steady_state)
+        window_metrics = _window_metrics(log, output_tokens, steady_state)
 
     return PointResult(
-        # The load.
         point=point,
-        load=_describe_load(summary, stored.manifest),
-        # The numbers of queries.
-        issued=issued,
-        completed=completed,
-        failed=issued - completed,
-        # The steady window, and the complete run.
+        load=_describe_load(summary, stored_run.manifest),
+        issued=issued_count,
+        completed=completed_count,
+        failed=issued_count - completed_count,
         steady_state=steady_state,
         steady_state_block=block,
-        window=window,
+        window=window_metrics,
         total=_total_metrics(log, output_tokens),
         measurement_errors=tuple(_measurement_errors(summary)),
     )
@@ -158,24 +158,27 @@ def _compute_metrics(
 ) -> PointMetrics:
     """Return throughput and latency of a range of queries.
 
+    The latencies are the time to the first token (TTFT) and the time per later token (TPOT). The
+    rules report the quantile 0.9 of both.
+
     Args:
         log: The times of all queries, in the order of issue.
         output_tokens: The output tokens of each query.
-        queries: The range of queries.
+        queries: The indices of the queries, as a slice of the order of issue.
         duration_s: The time over which the throughput is computed, in seconds.
     """
     ttft_ns = log.ttft_ns[queries]
     tpot_ns = log.tpot_ns[queries]
     is_completed = log.completed_ns[queries] != NEVER_NS
-    tokens = int(output_tokens[queries].sum())
+    token_count = int(output_tokens[queries].sum())
 
     return PointMetrics(
         # Throughput.
         queries=len(ttft_ns),
         completed=int(is_completed.sum()),
         duration_s=duration_s,
-        output_tokens=tokens,
-        system_tps=tokens / duration_s if duration_s > 0 else 0.0,
+        output_tokens=token_count,
+        system_tps=token_count / duration_s if duration_s > 0 else 0.0,
         # Latency.
         ttft_p50_ms=_percentile_ms(ttft_ns, 0.5),
         ttft_p90_ms=_percentile_ms(ttft_ns, rules.REPORTED_QUANTILE),

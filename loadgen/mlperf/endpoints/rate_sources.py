@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,31 +73,28 @@ def measure_rates(
 
 
 def _measure_rate(
-    point: CurvePoint, data: CurveData, seed_set: SeedSet, settings: Settings, folder: Path
+    point: CurvePoint, data: CurveData, seed_set: SeedSet, settings: Settings, run_dir: Path
 ) -> ConcurrencyRate:
     """Measure the mean response time at the concurrency of one point, by a short run.
 
-    The concurrency is the number of requests in flight. A round has as many requests. The first and
-    the last round are left out of the mean, because the load begins and ends in them.
+    With a concurrency of 8, 8 requests are in flight. While the first 8 requests are sent, the load
+    builds up, and while the last 8 end, it goes down, so both are left out of the mean.
 
     Args:
         point: The measurement point, with the concurrency.
         data: The samples of the data set.
         seed_set: The random seeds of the samples.
         settings: The server and how requests are sent.
-        folder: The folder for the results of the run.
+        run_dir: The directory for the results of the run. A file with the requests is next to it.
 
     Raises:
         UserError: No request completed.
     """
-    requests_per_round = point.concurrency
     request_count = _choose_trial_size(point, is_virtual=settings.virtual)
+    workload = build_workload(point, data, seed_set, request_count, output_dir=run_dir.parent)
+    _, run_dir = run.execute(workload, replace(settings, out=run_dir))
 
-    folder_of_requests = folder.parent  # the file with the requests is no result of the run
-    workload = build_workload(point, data, seed_set, request_count, folder_of_requests)
-    _, run_dir = run.execute(workload, replace(settings, out=folder))
-
-    response_s = _mean_response_s(run_dir, left_out=requests_per_round)
+    response_s = _mean_response_s(run_dir, excluded_at_each_end=point.concurrency)
     if response_s is None:
         raise UserError("no_figure", "no request of the trial completed", settings.display_name)
     return ConcurrencyRate(point.concurrency, response_s)
@@ -124,7 +121,8 @@ def read_rates(folder: Path) -> list[ConcurrencyRate]:
         UserError: No run has a fixed concurrency and a completed request.
     """
     run_dirs = [folder] if run_folder.is_run(folder) else run_folder.runs_in(folder)
-    rates = [rate for run_dir in run_dirs for rate in _rate_of_run(run_dir)]
+    rates_or_none = [_read_rate(run_dir) for run_dir in run_dirs]
+    rates = [rate for rate in rates_or_none if rate is not None]
     if not rates:
         raise UserError(
             "no_figure",
@@ -135,44 +133,45 @@ def read_rates(folder: Path) -> list[ConcurrencyRate]:
     return sorted(rates, key=lambda rate: rate.concurrency)
 
 
-def _rate_of_run(run_dir: Path) -> Iterator[ConcurrencyRate]:
-    """Yield the mean response time of a run, or nothing if the run has no fixed concurrency.
+def _read_rate(run_dir: Path) -> ConcurrencyRate | None:
+    """Return the concurrency of a run and its mean response time.
 
-    The concurrency is that of the first measured stage of the load that has one.
+    Return None if no measured stage of the load has a fixed concurrency, or if no request
+    completed. With several such stages, the concurrency is that of the first one.
     """
     stages = store.read_run_lazily(run_dir).manifest.stages
     concurrencies = [
         stage.concurrency for stage in stages if stage.measured and stage.concurrency is not None
     ]
     if not concurrencies:
-        return
+        return None
 
-    response_s = _mean_response_s(run_dir, left_out=0)
-    if response_s is not None:
-        yield ConcurrencyRate(concurrencies[0], response_s)
+    response_s = _mean_response_s(run_dir, excluded_at_each_end=0)
+    return None if response_s is None else ConcurrencyRate(concurrencies[0], response_s)
 
 
-def _mean_response_s(run_dir: Path, *, left_out: int) -> float | None:
+def _mean_response_s(run_dir: Path, *, excluded_at_each_end: int) -> float | None:
     """Return the mean response time of the completed requests of a run, in seconds.
+
+    Return None if no request completed.
 
     Args:
         run_dir: The directory of the run.
-        left_out: The number of requests that are left out at the start of the run, and as many
-            at its end. A run that is too short for that is used completely.
+        excluded_at_each_end: How many of the first requests are left out, and as many of the last
+            ones. A run that would then have no request is used completely.
     """
-    rows = store.read_run(run_dir).rows
-    indexes = np.argsort(rows["due_ns"], kind="stable")  # in the order of their scheduled times
-    is_long_enough = len(indexes) > 2 * left_out
-    if is_long_enough:
-        indexes = indexes[left_out : len(indexes) - left_out]
+    all_rows = store.read_run(run_dir).rows
+    rows = all_rows[np.argsort(all_rows["due_ns"], kind="stable")]  # by scheduled time
+    if len(rows) > 2 * excluded_at_each_end:
+        rows = rows[excluded_at_each_end : len(rows) - excluded_at_each_end]
 
+    is_successful = rows["status"] == STATUS["ok"]
     has_end_time = rows["end_ns"] >= 0
-    is_completed = (rows["status"] == STATUS["ok"]) & has_end_time
-    completed_indexes = indexes[is_completed[indexes]]
-    if len(completed_indexes) == 0:
+    completed = rows[is_successful & has_end_time]
+    if len(completed) == 0:
         return None
 
-    response_ns = rows["end_ns"][completed_indexes] - rows["due_ns"][completed_indexes]
+    response_ns = completed["end_ns"] - completed["due_ns"]
     return float(response_ns.mean()) / NS_PER_S
 
 

@@ -40,7 +40,10 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class Regions(msgspec.Struct, frozen=True):
-    """The regions of a curve in the order of concurrency, and the end of the margin above them."""
+    """The regions of a curve in the order of concurrency, and the end of the margin above them.
+
+    A point in the margin, up to 10 % above the highest concurrency, still belongs to the curve.
+    """
 
     regions: tuple[Region, ...]
     margin_end: int
@@ -74,6 +77,28 @@ def compute_regions(c_min: int, c_max: int) -> Regions:
     Raises:
         UserError: A concurrency is outside the range of the rules.
     """
+    _check_range(c_min, c_max)
+
+    # A third of the range above c_min, as a base 2 logarithm: 10 / 3 for a range of 1024.
+    third_of_range = math.log2(c_max - c_min) / 3
+    low_end = round(c_min + 2**third_of_range)
+    medium_end = round(c_min + 2 ** (2 * third_of_range))
+    regions = (
+        Region("low_latency", 1, c_min),
+        Region("low_concurrency", c_min + 1, low_end),
+        Region("med_concurrency", low_end + 1, medium_end),
+        Region("high_concurrency", medium_end + 1, c_max),
+    )
+    margin_end = math.ceil(rules.HIGH_REGION_MARGIN * c_max)
+    return Regions(regions, margin_end=margin_end)
+
+
+def _check_range(c_min: int, c_max: int) -> None:
+    """Check that the rules allow the lowest and the highest concurrency of a curve.
+
+    Raises:
+        UserError: The rules do not allow one of them.
+    """
     if not 1 <= c_min <= rules.MAX_LOWEST_CONCURRENCY:
         raise UserError(
             "out_of_range",
@@ -89,14 +114,3 @@ def compute_regions(c_min: int, c_max: int) -> Regions:
             "--c-max",
             "give the highest concurrency that the system serves, such as --c-max 1024",
         )
-
-    third = math.log2(c_max - c_min) / 3
-    low_end = round(c_min + 2**third)
-    medium_end = round(c_min + 2 ** (2 * third))
-    regions = (
-        Region("low_latency", 1, c_min),
-        Region("low_concurrency", c_min + 1, low_end),
-        Region("med_concurrency", low_end + 1, medium_end),
-        Region("high_concurrency", medium_end + 1, c_max),
-    )
-    return Regions(regions, margin_end=math.ceil(rules.HIGH_REGION_MARGIN * c_max))

@@ -225,10 +225,34 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PlateauChoice(NamedTuple):
-    """The plateau that is reported, and whether it lasts long enough to be the steady window."""
+    """The plateau that is reported as the window.
 
-    plateau_index: int
+    Attributes:
+        index: Its index in the list of all plateaus.
+        window: The plateau.
+        need: How long it has to last.
+        is_long_enough: Whether it lasts that long.
+    """
+
+    index: int
+    window: SteadyWindow
+    need: DurationNeed
     is_long_enough: bool
+
+
+class _RunSeries(NamedTuple):
+    """A run as a series of super-passes: blocks of as many queries as the data set has samples.
+
+    Attributes:
+        passes: The samples of each super-pass.
+        metrics: Each watched metric by super-pass, in ns. A super-pass without samples has NaN.
+        ramp_up: The number of super-passes at the start in which the server is not yet at its
+            steady level.
+    """
+
+    passes: SuperPasses
+    metrics: Mapping[str, NDArray[np.float64]]
+    ramp_up: int
 
 
 def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> SteadyState:
@@ -246,75 +270,98 @@ def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> 
     Raises:
         ValueError: The size is not positive, or the queries are not in the order of issue.
     """
-    passes = group_by_super_pass(log, super_pass_size)
-    series = _metric_series(passes)
-    ramp_up = _count_ramp_up(series["tpot_p50"])
-    plateaus = _find_plateaus(passes, series, ramp_up)
+    run = _divide_run(log, super_pass_size)
+    plateaus = _find_plateaus(run)
     if not plateaus:
-        return _report_no_plateau(passes, series, ramp_up, concurrency)
+        return _report_no_plateau(run, concurrency)
 
-    # The window is the first plateau that is long enough, or else the longest one.
-    needs = [_duration_need(passes, series, plateau) for plateau in plateaus]
+    needs = [_find_duration_need(run, plateau) for plateau in plateaus]
     choice = _choose_plateau(plateaus, needs)
-    window = plateaus[choice.plateau_index]
-    need = needs[choice.plateau_index]
-    later_plateaus = plateaus[choice.plateau_index + 1 :]
+    return _report_window(run, plateaus, choice, concurrency)
+
+
+def _divide_run(log: QueryLog, super_pass_size: int) -> _RunSeries:
+    """Return a run in super-passes, with its metrics by super-pass and its ramp-up."""
+    passes = group_by_super_pass(log, super_pass_size)
+    metrics = _compute_metrics(passes)
+    return _RunSeries(passes, metrics, ramp_up=_count_ramp_up(metrics["tpot_p50"]))
+
+
+def _report_window(
+    run: _RunSeries,
+    plateaus: Sequence[SteadyWindow],
+    choice: _PlateauChoice,
+    concurrency: int,
+) -> SteadyState:
+    """Return the result of a run with a steady range of super-passes.
+
+    If even the chosen range is too short, it is reported, but the verdict is "not found".
+
+    Args:
+        run: The run.
+        plateaus: All steady ranges, in the order of time.
+        choice: The range that is reported as the window.
+        concurrency: The number of queries in flight.
+    """
+    window = choice.window
 
     # Whether the run stays steady after the start of the window.
-    trends = _directions_from(series, window.first_super_pass)
-    level_shift = _find_level_shift(passes, ramp_up, window, later_plateaus)
-    shape = _judge_shape(level_shift, trends)
+    trends = _find_trends(run, window.first_super_pass)
+    later_plateaus = plateaus[choice.index + 1 :]
+    level_shift = _find_level_shift(run, window, later_plateaus)
+
+    verdict: Verdict = "not found"
+    reason = _explain_short(window, choice.need)
+    if choice.is_long_enough:
+        verdict = _judge_rest_of_run(level_shift, trends)
+        reason = ""
 
     minimum_duration_s = minimum_window_s(concurrency)
     is_official = choice.is_long_enough and window.duration_s >= minimum_duration_s
     return SteadyState(
         # The result.
-        verdict=shape if choice.is_long_enough else "not found",
+        verdict=verdict,
         status="windowable" if is_official else "insufficient_duration",
-        reason="" if choice.is_long_enough else _explain_short(window, need),
+        reason=reason,
         # The window, and how long it has to last.
         window=window,
-        states=_states_between(series, window.first_super_pass, window.end_super_pass),
-        variations=_variations_in_window(series, window),
-        duration_need=need,
+        states=_judge_gating_metrics(run, window.first_super_pass, window.end_super_pass),
+        variations=_compute_variations(run, window),
+        duration_need=choice.need,
         minimum_duration_s=minimum_duration_s,
         # The run around the window.
-        super_pass_size=super_pass_size,
-        super_passes=passes.count,
-        ramp_up_super_passes=ramp_up,
+        super_pass_size=run.passes.size,
+        super_passes=run.passes.count,
+        ramp_up_super_passes=run.ramp_up,
         plateaus=tuple(plateaus),
-        skipped_plateaus=choice.plateau_index,
+        skipped_plateaus=choice.index,
         trends=trends,
         level_shift=level_shift,
     )
 
 
-def _report_no_plateau(
-    passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int, concurrency: int
-) -> SteadyState:
+def _report_no_plateau(run: _RunSeries, concurrency: int) -> SteadyState:
     """Return the result of a run that has no steady range of super-passes, and so no window.
 
     Args:
-        passes: The samples of the run in super-passes: blocks of queries as long as the data set.
-        series: Each metric by super-pass.
-        ramp_up: The number of super-passes at the start that were dropped.
+        run: The run.
         concurrency: The number of queries in flight.
     """
-    states = _states_between(series, ramp_up, passes.count)
-    super_passes_after_ramp_up = passes.count - ramp_up
+    passes = run.passes
+    states = _judge_gating_metrics(run, run.ramp_up, passes.count)
     has_part_of_dataset = passes.queries < passes.size
 
     return SteadyState(
         # The result.
         verdict="not found",
         status="partial_dataset" if has_part_of_dataset else "insufficient_passes",
-        reason=_explain_no_plateau(super_passes_after_ramp_up, states),
+        reason=_explain_no_plateau(passes.count - run.ramp_up, states),
         # The run.
         states=states,
-        trends=_directions_from(series, ramp_up),
+        trends=_find_trends(run, run.ramp_up),
         super_pass_size=passes.size,
         super_passes=passes.count,
-        ramp_up_super_passes=ramp_up,
+        ramp_up_super_passes=run.ramp_up,
         minimum_duration_s=minimum_window_s(concurrency),
         # Nothing about a window.
         window=None,
@@ -329,7 +376,7 @@ def _report_no_plateau(
 # -- step 1: the ramp-up ---------------------------------------------------------------------------
 
 
-def _metric_series(passes: SuperPasses) -> dict[str, NDArray[np.float64]]:
+def _compute_metrics(passes: SuperPasses) -> dict[str, NDArray[np.float64]]:
     """Return each watched metric by super-pass, in ns. A super-pass without samples has NaN."""
     return {
         "tpot_p50": percentile_series(passes.tpot_ns, 0.5),
@@ -344,70 +391,61 @@ def _count_ramp_up(tpot_p50: NDArray[np.float64]) -> int:
 
     The time per output token (TPOT) rises while the batches of the server fill. The ramp-up ends at
     the first super-pass whose TPOT is within 5 % of the steady level, which is the median of the
-    second half of the run. Super-passes without samples do not count, as in the reference detector.
+    second half of the run. It has at least one super-pass and at most half of all, which is also
+    its length if no super-pass is near the level.
 
     Args:
-        tpot_p50: The median TPOT of each super-pass, NaN without samples.
+        tpot_p50: The median TPOT of each super-pass. NaN for a super-pass without samples, which
+            does not count.
     """
-    known = tpot_p50[~np.isnan(tpot_p50)]
-    if len(known) < MIN_SUPER_PASSES:
+    known_tpot = tpot_p50[~np.isnan(tpot_p50)]
+    if len(known_tpot) < MIN_SUPER_PASSES:
         return MIN_RAMP_UP_SUPER_PASSES
 
-    second_half = known[len(known) // 2 :]
+    second_half = known_tpot[len(known_tpot) // 2 :]
     steady_level = float(np.median(second_half))
-    is_near_level = np.abs(known - steady_level) <= RAMP_UP_BAND * steady_level
+    is_near_level = np.abs(known_tpot - steady_level) <= RAMP_UP_BAND * steady_level
 
-    longest_ramp_up = max(MIN_RAMP_UP_SUPER_PASSES, int(len(known) * MAX_RAMP_UP_SHARE))
-    if not is_near_level.any():
-        return longest_ramp_up
-
-    first_near_level = int(np.argmax(is_near_level))  # the index of the first True
-    return max(MIN_RAMP_UP_SUPER_PASSES, min(first_near_level, longest_ramp_up))
+    ramp_up = int(len(known_tpot) * MAX_RAMP_UP_SHARE)
+    if is_near_level.any():
+        first_near_level = int(np.argmax(is_near_level))  # the index of the first True
+        ramp_up = min(ramp_up, first_near_level)
+    return max(ramp_up, MIN_RAMP_UP_SUPER_PASSES)
 
 
 # -- step 2: the plateaus --------------------------------------------------------------------------
 
 
-def _find_plateaus(
-    passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int
-) -> list[SteadyWindow]:
+def _find_plateaus(run: _RunSeries) -> list[SteadyWindow]:
     """Return the plateaus after the ramp-up, in the order of time.
 
     A plateau is a range of super-passes with steady metrics. The range begins with MIN_SUPER_PASSES
     super-passes and grows as long as the metrics are steady. The next plateau begins after its end.
     """
     plateaus = []
-    start = ramp_up
-    while start + MIN_SUPER_PASSES <= passes.count:
-        end = _grow_window(series, start, passes.count)
+    start = run.ramp_up
+    while start + MIN_SUPER_PASSES <= run.passes.count:
+        end = _find_plateau_end(run, start)
         if end is None:
             start += 1
-            continue
-
-        plateaus.append(_make_window(passes, start, end))
-        start = end
-
+        else:
+            plateaus.append(_create_window(run.passes, start, end))
+            start = end
     return plateaus
 
 
-def _grow_window(
-    series: Mapping[str, NDArray[np.float64]], start: int, series_end: int
-) -> int | None:
-    """Return the end of the steady range that starts at a super-pass, None if there is none.
+def _find_plateau_end(run: _RunSeries, start: int) -> int | None:
+    """Return the index after the last super-pass of the plateau that starts at a super-pass.
 
-    Args:
-        series: Each metric by super-pass.
-        start: The index of the first super-pass of the range.
-        series_end: The number of super-passes of the run.
+    Return None if no plateau starts there: the first MIN_SUPER_PASSES super-passes are not steady.
     """
     plateau_end = None
     shortest_end = start + MIN_SUPER_PASSES
-    for end in range(shortest_end, series_end + 1):
-        is_steady = all(_is_steady(series[name][start:end]) for name in GATING_METRICS)
+    for end in range(shortest_end, run.passes.count + 1):
+        is_steady = all(_is_steady(run.metrics[name][start:end]) for name in GATING_METRICS)
         if not is_steady:
             break
         plateau_end = end
-
     return plateau_end
 
 
@@ -418,7 +456,7 @@ def _is_steady(values: NDArray[np.float64]) -> bool:
     """
     if np.isnan(values).any():
         return False
-    if _variation(values) > MAX_VARIATION:
+    if _compute_variation(values) > MAX_VARIATION:
         return False
     return _judge_trend(values) == "Plateau"
 
@@ -442,7 +480,7 @@ def _judge_trend(values: NDArray[np.float64]) -> MetricState:
     return states[direction]
 
 
-def _make_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
+def _create_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
     """Return the window from super-pass `start` to super-pass `end` - 1, with its queries."""
     query_indices = passes.query_range(start, end)
     return SteadyWindow(
@@ -458,38 +496,31 @@ def _make_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
 # -- step 3: the window ----------------------------------------------------------------------------
 
 
-def _duration_need(
-    passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], plateau: SteadyWindow
-) -> DurationNeed:
+def _find_duration_need(run: _RunSeries, plateau: SteadyWindow) -> DurationNeed:
     """Return how long a plateau has to last, by three criteria of the reference detector.
 
     The criteria are a precise mean, several times the latency of a query, and a fixed minimum (see
     `docs/steady-state-detection.md` of mlcommons/endpoints, section 5.5).
 
     Args:
-        passes: The samples of the run in super-passes: blocks of queries as long as the data set.
-        series: Each metric by super-pass.
+        run: The run.
         plateau: The range of super-passes with steady metrics.
     """
     start = plateau.first_super_pass
     end = plateau.end_super_pass
 
     # With a coefficient of variation v, the mean of n super-passes is precise to z * v / sqrt(n).
-    variation = _variation(series["tpot_p50"][start:end])
+    variation = _compute_variation(run.metrics["tpot_p50"][start:end])
     root_of_count = NORMAL_QUANTILE_95 * variation / PRECISION
     precise_super_passes = math.ceil(root_of_count**2)
     needed_super_passes = max(MIN_SUPER_PASSES, precise_super_passes)
 
-    # The median time of a super-pass.
-    spans_s = [passes.issue_span_s(index, index + 1) for index in range(start, end)]
-    positive_spans_s = [span_s for span_s in spans_s if span_s > 0]
-    super_pass_s = float(np.median(positive_spans_s)) if positive_spans_s else 0.0
-
     # A plateau always has MIN_SUPER_PASSES, so a need of no more than these adds no time.
+    super_pass_s = _find_median_span_s(run.passes, start, end)
     has_enough_super_passes = needed_super_passes == MIN_SUPER_PASSES
     precision_s = 0.0 if has_enough_super_passes else needed_super_passes * super_pass_s
 
-    latencies_ns = pool_samples(passes.latency_ns[start:end])
+    latencies_ns = pool_samples(run.passes.latency_ns[start:end])
     latency_p90_s = lower_percentile(latencies_ns, 0.9) / NS_PER_S
 
     return DurationNeed(
@@ -505,6 +536,21 @@ def _duration_need(
     )
 
 
+def _find_median_span_s(passes: SuperPasses, start: int, end: int) -> float:
+    """Return the median time in which a super-pass was issued, in seconds.
+
+    Super-passes that were issued in one instant do not count. Return 0 if all were.
+
+    Args:
+        passes: The super-passes of the run.
+        start: The index of the first super-pass.
+        end: The index after the last super-pass.
+    """
+    spans_s = [passes.issue_span_s(index, index + 1) for index in range(start, end)]
+    positive_spans_s = [span_s for span_s in spans_s if span_s > 0]
+    return float(np.median(positive_spans_s)) if positive_spans_s else 0.0
+
+
 def _choose_plateau(
     plateaus: Sequence[SteadyWindow], needs: Sequence[DurationNeed]
 ) -> _PlateauChoice:
@@ -516,24 +562,22 @@ def _choose_plateau(
     """
     for index, (plateau, need) in enumerate(zip(plateaus, needs, strict=True)):
         if plateau.duration_s >= need.needed_s:
-            return _PlateauChoice(index, is_long_enough=True)
+            return _PlateauChoice(index, plateau, need, is_long_enough=True)
 
     durations_s = [plateau.duration_s for plateau in plateaus]
-    longest_index = durations_s.index(max(durations_s))
-    return _PlateauChoice(longest_index, is_long_enough=False)
+    longest = durations_s.index(max(durations_s))
+    return _PlateauChoice(longest, plateaus[longest], needs[longest], is_long_enough=False)
 
 
-def _variations_in_window(
-    series: Mapping[str, NDArray[np.float64]], window: SteadyWindow
-) -> dict[str, float]:
+def _compute_variations(run: _RunSeries, window: SteadyWindow) -> dict[str, float]:
     """Return the coefficient of variation of each watched metric over a window."""
     return {
-        name: _variation(values[window.first_super_pass : window.end_super_pass])
-        for name, values in series.items()
+        name: _compute_variation(values[window.first_super_pass : window.end_super_pass])
+        for name, values in run.metrics.items()
     }
 
 
-def _variation(values: NDArray[np.float64]) -> float:
+def _compute_variation(values: NDArray[np.float64]) -> float:
     """Return the coefficient of variation: the standard deviation divided by the mean.
 
     Values that are NaN are ignored. Return 0 for fewer than two other values.
@@ -549,88 +593,89 @@ def _variation(values: NDArray[np.float64]) -> float:
 # -- step 4: the rest of the run -------------------------------------------------------------------
 
 
-def _directions_from(
-    series: Mapping[str, NDArray[np.float64]], start: int
-) -> dict[str, TrendDirection]:
+def _find_trends(run: _RunSeries, start: int) -> dict[str, TrendDirection]:
     """Return whether each metric rises or falls from a super-pass to the end of the run.
 
     Super-passes without samples (NaN) are ignored. A metric with fewer than MIN_SUPER_PASSES values
     is not in the result, because its trend cannot be tested.
 
     Args:
-        series: Each metric by super-pass.
+        run: The run.
         start: The index of the first super-pass.
     """
     directions: dict[str, TrendDirection] = {}
     for name in WATCHED_METRICS:
-        values = series[name][start:]
-        known = values[~np.isnan(values)]
-        if len(known) >= MIN_SUPER_PASSES:
-            directions[name] = find_monotonic_trend(known).direction
-
+        values = run.metrics[name][start:]
+        known_values = values[~np.isnan(values)]
+        if len(known_values) >= MIN_SUPER_PASSES:
+            directions[name] = find_monotonic_trend(known_values).direction
     return directions
 
 
-def _states_between(
-    series: Mapping[str, NDArray[np.float64]], start: int, end: int
-) -> dict[str, MetricState]:
+def _judge_gating_metrics(run: _RunSeries, start: int, end: int) -> dict[str, MetricState]:
     """Return whether each metric that decides steadiness rises, falls or stays in a range.
 
     A metric is left out if the range has fewer than MIN_SUPER_PASSES super-passes, or if one of the
     super-passes has no samples (NaN).
 
     Args:
-        series: Each metric by super-pass.
+        run: The run.
         start: The index of the first super-pass of the range.
         end: The index after the last super-pass.
     """
     states: dict[str, MetricState] = {}
     for name in GATING_METRICS:
-        values = series[name][start:end]
+        values = run.metrics[name][start:end]
         is_long_enough = len(values) >= MIN_SUPER_PASSES
         is_complete = not np.isnan(values).any()
         if is_long_enough and is_complete:
             states[name] = _judge_trend(values)
-
     return states
 
 
 def _find_level_shift(
-    passes: SuperPasses,
-    ramp_up: int,
-    window: SteadyWindow,
-    later_plateaus: Sequence[SteadyWindow],
+    run: _RunSeries, window: SteadyWindow, plateaus_after_window: Sequence[SteadyWindow]
 ) -> LevelShift | None:
     """Return the step of the time per output token (TPOT) to another level after the window.
 
-    Two conditions have to hold, else the result is None: the mean TPOT has a significant step by
-    Pettitt's test, and a later steady range has a mean TPOT that differs by more than 5 %.
+    Return None unless two conditions hold: the mean TPOT of the super-passes after the ramp-up has
+    a significant step by Pettitt's test, and the mean TPOT of a later steady range (plateau)
+    differs by more than LEVEL_SHIFT from that of the window.
 
     Args:
-        passes: The samples of the run in super-passes: blocks of queries as long as the data set.
-        ramp_up: The number of super-passes at the start that are ignored.
+        run: The run.
         window: The steady range that is reported.
-        later_plateaus: The steady ranges after the window.
+        plateaus_after_window: The later steady ranges.
     """
-    if not later_plateaus:
+    if not plateaus_after_window:
         return None
 
-    # Whether there is a step in the series of mean times.
-    samples_after_ramp_up = passes.tpot_ns[ramp_up:]
-    means = [float(samples.mean()) if len(samples) else 0.0 for samples in samples_after_ramp_up]
-    step = find_change_point(np.array(means))
+    # Whether there is a step.
+    step = find_change_point(_mean_tpot_by_super_pass(run))
     if not step.is_significant:
         return None
 
-    # Whether a later steady range is at another level.
-    step_super_pass = ramp_up + step.index
-    window_level = _mean_tpot(passes, window)
-    for plateau in later_plateaus:
-        change = _mean_tpot(passes, plateau) / window_level - 1
-        if abs(change) > LEVEL_SHIFT:
-            return LevelShift(super_pass=step_super_pass, change=change, p_value=step.p_value)
-
+    # Whether a later steady range confirms it.
+    window_tpot = _mean_tpot(run.passes, window)
+    for plateau in plateaus_after_window:
+        relative_shift = _mean_tpot(run.passes, plateau) / window_tpot - 1
+        if abs(relative_shift) > LEVEL_SHIFT:
+            return LevelShift(
+                super_pass=run.ramp_up + step.index,
+                change=relative_shift,
+                p_value=step.p_value,
+            )
     return None
+
+
+def _mean_tpot_by_super_pass(run: _RunSeries) -> NDArray[np.float64]:
+    """Return the mean TPOT of each super-pass after the ramp-up, in ns.
+
+    A super-pass without samples has 0.
+    """
+    samples_by_super_pass = run.passes.tpot_ns[run.ramp_up :]
+    means = [float(samples.mean()) if len(samples) else 0.0 for samples in samples_by_super_pass]
+    return np.array(means)
 
 
 def _mean_tpot(passes: SuperPasses, window: SteadyWindow) -> float:
@@ -639,11 +684,18 @@ def _mean_tpot(passes: SuperPasses, window: SteadyWindow) -> float:
     return float(pool_samples(samples).mean())
 
 
-def _judge_shape(level_shift: LevelShift | None, trends: Mapping[str, TrendDirection]) -> Verdict:
-    """Return the verdict on a run that has a steady window, by what happens after its start.
+def _judge_rest_of_run(
+    level_shift: LevelShift | None, trends: Mapping[str, TrendDirection]
+) -> Verdict:
+    """Return the verdict on a run with a steady window, by what happens after the window's start.
 
-    A step to another level comes first, because a step also looks like a trend. If one metric rises
-    (gets slower) and another one falls, the verdict is that the run drifts up.
+    The verdicts are the words of the rules. A step to another level comes first, because a step
+    also looks like a trend. Of the metrics, only those of TPOT decide. If one of them rises (gets
+    slower) and the other one falls, the run drifts up.
+
+    Args:
+        level_shift: The step to another level, or None.
+        trends: The direction of each metric from the start of the window to the end of the run.
     """
     if level_shift is not None:
         return "anomaly"
@@ -668,11 +720,15 @@ def _explain_short(window: SteadyWindow, need: DurationNeed) -> str:
 
 
 def _explain_no_plateau(super_passes: int, states: Mapping[str, MetricState]) -> str:
-    """Return why a run has no steady range, as sentences.
+    """Return why a run has no steady range of super-passes (no plateau), as sentences.
+
+    A super-pass is a block of as many queries as the data set has samples.
 
     Args:
-        super_passes: The number of super-passes after the ramp-up.
-        states: Whether each metric drifts over these super-passes, empty if that is not known.
+        super_passes: The number of super-passes after the ramp-up. It is negative if the ramp-up
+            counts more than the run has.
+        states: Whether each metric drifts over these super-passes. Empty if a super-pass has no
+            samples, so that no trend can be tested.
     """
     if super_passes < MIN_SUPER_PASSES:
         return (
@@ -682,9 +738,9 @@ def _explain_no_plateau(super_passes: int, states: Mapping[str, MetricState]) ->
     if not states:
         return "No window is steady, because whole super-passes have no complete response."
 
-    drifting = [name for name, state in states.items() if state != "Plateau"]
-    if drifting:
-        return f"No window is steady, because {' and '.join(drifting)} drift over the run."
+    drifting_metrics = [name for name, state in states.items() if state != "Plateau"]
+    if drifting_metrics:
+        return f"No window is steady, because {' and '.join(drifting_metrics)} drift over the run."
     return (
         "No window is steady: TPOT varies by more than "
         f"{MAX_VARIATION:.0%} between the super-passes of every window."

@@ -29,7 +29,9 @@ from loadgen.plugins import version_of
 ORGANIZATION_DIR = "rehearsal-unofficial"
 SUBMISSION_DIR = "rehearsal"
 IMPLEMENTATION_DIR = "loadgen"
+"""The directory of the load generator in the sources of a submission."""
 REHEARSAL_MARK = "REHEARSAL, unofficial: not run with the reference client of MLCommons"
+"""The first line of every file, so that nobody takes the package for a submission."""
 
 CHOICE_REGION = "submitters_choice"
 """The region of points that no region requires, and of an Offline run (reference docs)."""
@@ -90,18 +92,25 @@ def _write_point(point_dir: Path, result: CurveResult, point: PointResult) -> No
 
 
 def _shared_files(result: CurveResult) -> dict[str, str]:
-    """Return the contents of the files that describe the whole submission, by path."""
+    """Return the contents of the files that describe the whole submission, by path.
+
+    They are Markdown files. Each has the mark of a rehearsal as its heading, so that nobody takes
+    it for a file of an official submission.
+    """
+    heading = f"# {REHEARSAL_MARK}\n\n"
+    version = version_of("loadgen")
     command = " ".join(result.curve.command)
-    models = sorted({point.load.model for point in result.points})
+    models = ", ".join(sorted({point.load.model for point in result.points}))
+
+    rehearsal = f"{heading}{result.curve.disclosure}\n"
+    implementation = (
+        f"{heading}The queries were sent by loadgen {version} with this command:\n\n    {command}\n"
+    )
+    software = f"{heading}- Server: {result.curve.target}\n- Model: {models}\n"
     return {
-        "REHEARSAL.md": f"# {REHEARSAL_MARK}\n\n{result.curve.disclosure}\n",
-        f"src/{IMPLEMENTATION_DIR}/README.md": (
-            f"# {REHEARSAL_MARK}\n\nThe queries were sent by loadgen {version_of('loadgen')} with "
-            f"this command:\n\n    {command}\n"
-        ),
-        "docs/software_disclosure.md": (
-            f"# {REHEARSAL_MARK}\n\n- Server: {result.curve.target}\n- Model: {', '.join(models)}\n"
-        ),
+        "REHEARSAL.md": rehearsal,
+        f"src/{IMPLEMENTATION_DIR}/README.md": implementation,
+        "docs/software_disclosure.md": software,
     }
 
 

@@ -140,24 +140,45 @@ def describe_system(result: CurveResult, load: PointLoad, *, mark: str) -> JsonO
 
 
 def _describe_node_types(facts: StatedFacts) -> list[JsonObject] | None:
-    """Return a list with the description of a node (a server) of the system.
+    """Return the description of a node (a server) of the system, in a list of one entry.
 
-    Return None if the user stated nothing about nodes. All nodes have the same type.
+    The list is that of the types of nodes, and here all nodes have the same type. Return None if
+    the user stated nothing about nodes. The host's memory and network each fill two fields, because
+    the user states capacity and configuration in one text.
     """
+    node = _without_unknown(_describe_host(facts))
+    accelerator: JsonObject = _without_unknown(
+        {
+            "accelerator_model_name": facts.find_text("accelerator.model"),
+            "accelerators_per_node": facts.find_number("accelerator.per_node"),
+            "accelerator_memory_capacity": facts.find_text("accelerator.memory"),
+            "accelerator_interconnect": facts.find_text("accelerator.interconnect"),
+        }
+    )
+    if not node and not accelerator:
+        return None
+
+    accelerators = [accelerator] if accelerator else []
+    return [{"system_node_ensemble_id": NODE_TYPE_ID, **node, "accelerator_info": accelerators}]
+
+
+def _describe_host(facts: StatedFacts) -> JsonObject:
+    """Return the fields about the host of a node, None for what the user did not state."""
+    memory = facts.find_text("host.memory")
+    network = facts.find_text("host.network")
     sockets = facts.find_number("host.sockets")
     cores = facts.find_number("host.cores")
     cores_per_processor = cores // sockets if cores and sockets else None
 
-    # Fields that are None if nobody stated the fact.
-    node: JsonObject = {
+    return {
         "number_of_nodes": facts.find_number("nodes"),
         "host_processor_model_name": facts.find_text("host.processor"),
         "host_processors_per_node": sockets,
         "host_processor_core_count": cores_per_processor,
-        "host_memory_capacity": facts.find_text("host.memory"),
-        "host_memory_configuration": facts.find_text("host.memory"),
-        "host_network_card_count": facts.find_text("host.network"),
-        "host_networking": facts.find_text("host.network"),
+        "host_memory_capacity": memory,
+        "host_memory_configuration": memory,
+        "host_network_card_count": network,
+        "host_networking": network,
         "host_storage_capacity": facts.find_text("host.storage"),
         "filesystem": facts.find_text("host.filesystem"),
         "operating_system": facts.find_text("host.os"),
@@ -166,22 +187,6 @@ def _describe_node_types(facts: StatedFacts) -> list[JsonObject] | None:
         "inference_backend": facts.find_text("engine.name"),
         "container_link": facts.find_text("engine.image"),
     }
-    accelerator: JsonObject = {
-        "accelerator_model_name": facts.find_text("accelerator.model"),
-        "accelerators_per_node": facts.find_number("accelerator.per_node"),
-        "accelerator_memory_capacity": facts.find_text("accelerator.memory"),
-        "accelerator_interconnect": facts.find_text("accelerator.interconnect"),
-    }
-
-    known_node = _without_unknown(node)
-    known_accelerator = _without_unknown(accelerator)
-    if not known_node and not known_accelerator:
-        return None
-
-    accelerators = [known_accelerator] if known_accelerator else []
-    return [
-        {"system_node_ensemble_id": NODE_TYPE_ID, **known_node, "accelerator_info": accelerators}
-    ]
 
 
 def describe_power(result: CurveResult, *, mark: str) -> JsonObject:

@@ -42,7 +42,7 @@ class CurveData(Struct, frozen=True, kw_only=True):
         size: The number of samples.
         input_tokens: The length of each prompt, of a synthetic data set.
         output_tokens: The length of each response, of a synthetic data set.
-        prompts: The texts, of a data set in a file.
+        prompts: The texts, of a data set in a file. Empty for a synthetic data set.
         max_output: The longest response, of a data set in a file.
     """
 
@@ -81,15 +81,18 @@ def synthetic_data(
 
 
 def read_data(benchmark_name: str, path: Path) -> CurveData:
-    """Read the samples of a data set of MLPerf from a file of the user.
+    """Read the samples of a benchmark from a file that the user has.
+
+    Each prompt begins with a salt: random text that keeps it out of the server's prefix cache. So
+    the prompts must be texts. A salt cannot be put before token IDs without the model's tokenizer.
 
     Raises:
-        UserError: The file cannot be used, or its prompts are token IDs. Each prompt begins with a
-            salt, which cannot be put before token IDs without the tokenizer of the model.
+        UserError: The file cannot be used, or its prompts are token IDs.
         CombinedError: Rows of the file have mistakes.
     """
-    benchmark = rules.dataset_lengths(benchmark_name)
-    dataset_file = dataset.read_dataset(path, benchmark, benchmark_name=benchmark_name)
+    lengths = rules.dataset_lengths(benchmark_name)
+    dataset_file = dataset.read_dataset(path, lengths, benchmark_name=benchmark_name)
+    texts = [prompt for prompt in dataset_file.prompts if isinstance(prompt, str)]
     if dataset_file.has_token_ids:
         raise UserError(
             "unsupported",
@@ -102,8 +105,8 @@ def read_data(benchmark_name: str, path: Path) -> CurveData:
         benchmark=benchmark_name,
         name=dataset_file.name,
         size=len(dataset_file.prompts),
-        prompts=[prompt for prompt in dataset_file.prompts if isinstance(prompt, str)],
-        max_output=benchmark.max_output,
+        prompts=texts,
+        max_output=lengths.max_output,
     )
 
 
