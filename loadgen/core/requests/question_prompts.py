@@ -77,19 +77,18 @@ class QuestionPrompts(FilePrompts):
         return msgspec.structs.replace(request, extra=GREEDY_SAMPLING | request.extra)
 
     def _output_length(self, row: DatasetRow, request_id: int) -> OutputLength:
-        """Return the largest number of output tokens of a row's response.
+        """Return the limit on the output tokens of the response to a row.
 
         The limit comes from the row itself, else from `output_tokens` of the workload, else from a
-        default. The number is never exact, because an answer forced to a length cannot be right.
+        default. It is an upper limit and never the exact length, because an answer that is forced
+        to a length cannot be right.
         """
+        limit = DEFAULT_OUTPUT_LIMIT
         if row.output_tokens is not None:
-            return OutputLength(row.output_tokens, is_exact=False)
-
-        if self._output_sampler is not None:
-            tokens = self._output_sampler(self._lengths_key, "output", request_id)
-            return OutputLength(tokens, is_exact=False)
-
-        return OutputLength(DEFAULT_OUTPUT_LIMIT, is_exact=False)
+            limit = row.output_tokens
+        elif self._output_sampler is not None:
+            limit = self._output_sampler(self._lengths_key, "output", request_id)
+        return OutputLength(limit, is_exact=False)
 
     def warnings(
         self,
@@ -105,37 +104,48 @@ class QuestionPrompts(FilePrompts):
 def read_known_answers(rows: Rows) -> tuple[KnownAnswer, ...]:
     """Return the known answer of each row: the right response, and how to check a response.
 
-    Reading continues after an invalid row, so that the user sees the errors of all rows at once.
+    Reading continues after an invalid row, so that the user sees the errors of all rows at once. It
+    ends early after very many errors.
 
     Raises:
         CombinedError: Rows are invalid. The error contains one error per row.
         UserError: A package that a check needs is not installed.
     """
-    # Workers without known answers do not need these modules.
-    from loadgen.core.workload.known_answers import parse_known_answer
+    # Workers without known answers do not need this module.
     from loadgen.core.workload.row_errors import BadRowError
 
     known_answers: list[KnownAnswer] = []
     errors: list[LoadgenError] = []
     for row_index in range(len(rows)):
-        row_number = row_index + 1
-        line = rows.line(row_index).removeprefix(BYTE_ORDER_MARK)
-        row: Any = msgspec.json.decode(line)
         try:
-            known = parse_known_answer(row, row_number)
-            _check_schemas(known)
+            known_answers.append(_read_known_answer(rows, row_index))
         except BadRowError as bad_row:
-            location = f"{rows.path}: row {row_number}"
+            location = f"{rows.path}: row {row_index + 1}"
             error = UserError(bad_row.code, str(bad_row), location, bad_row.hint, key=bad_row.key)
             errors.append(error)
             if has_too_many(errors, str(rows.path)):
                 break
-        else:
-            known_answers.append(known)
 
     if errors:
         raise CombinedError(errors)
     return tuple(known_answers)
+
+
+def _read_known_answer(rows: Rows, row_index: int) -> KnownAnswer:
+    """Return the known answer of one row.
+
+    Raises:
+        BadRowError: The row has no known answer, or one that is not valid.
+        UserError: A package that the check needs is not installed.
+    """
+    # Workers without known answers do not need this module.
+    from loadgen.core.workload.known_answers import parse_known_answer
+
+    line = rows.line(row_index).removeprefix(BYTE_ORDER_MARK)
+    row: Any = msgspec.json.decode(line)
+    known = parse_known_answer(row, row_index + 1)
+    _check_schemas(known)
+    return known
 
 
 def _check_schemas(known: KnownAnswer) -> None:

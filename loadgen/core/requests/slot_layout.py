@@ -61,8 +61,9 @@ class SlotLayout:
     def turn_of(self, slot_id: int, turn_count: int, *, is_single_request: bool = False) -> int:
         """Return the turn (0, 1, ...) that has a slot id in a session of `turn_count` turns.
 
-        The last turn of a session has the last id of the session's block of ids. With blocks of 5
-        ids, a session of three turns uses the first, second and fifth id.
+        A session has a block of consecutive ids. Its last turn has the last id of the block, and
+        its other turns have the first ids. With blocks of 5 ids, a session of three turns uses the
+        positions 0, 1 and 4 of its block. A single request uses position 0.
 
         Raises:
             IndexError: The session does not use this id of its block.

@@ -141,7 +141,7 @@ class TaskLengths:
         )
 
     def result_tokens(self, task_index: int, turn: int) -> int:
-        """Return the tokens of the tool result that a request sends.
+        """Return the tokens of the tool result that a request sends, drawn for this request.
 
         Args:
             task_index: The number of the task.
@@ -149,30 +149,34 @@ class TaskLengths:
         """
         tool = self._graphs[task_index][turn].tool_of_result
         sample_length = self._result_samplers[tool]
-        return sample_length(self._key, "tool", self._graphs.draw_index(task_index, turn))
+        draw_index = self._graphs.draw_index(task_index, turn)
+        return sample_length(self._key, "tool", draw_index)
 
     def message_tokens(self, task_index: int, turn: int) -> int:
         """Return the number of content tokens of the user message that a request sends.
 
-        A request may repeat the user message of an earlier request of the task. `message_turn` is
-        the request that sends the message first.
+        A request may repeat the user message of an earlier request, and then has the same number.
+        The configured length of the first message of a chat includes the tokens that the server's
+        chat template adds, so these are subtracted: 500 requested tokens and a template of 12 are a
+        message of 488 tokens.
 
-        A workload sets the length of a prompt with the tokens that the server's chat template adds.
-        So the first message of a chat is shorter by these tokens.
+        Args:
+            task_index: The number of the task.
+            turn: The position of the request in the task.
         """
-        message_turn = self._graphs.message_turn(task_index, turn)
-        request = self._graphs[task_index][message_turn]
+        # The request that sends the message first.
+        origin_turn = self._graphs.message_turn(task_index, turn)
+        origin = self._graphs[task_index][origin_turn]
 
-        sample_length = self._message_samplers[request.step]
-        draw_index = self._graphs.draw_index(task_index, message_turn)
-        prompt_tokens = sample_length(self._key, "input", draw_index)
+        sample_length = self._message_samplers[origin.step]
+        draw_index = self._graphs.draw_index(task_index, origin_turn)
+        configured_tokens = sample_length(self._key, "input", draw_index)
 
-        is_chat = self._graphs.is_chat(task_index, message_turn)
-        begins_conversation = request.continued_turn is None
+        is_chat = self._graphs.is_chat(task_index, origin_turn)
+        begins_conversation = origin.continued_turn is None
         if is_chat and begins_conversation:
-            return without_template_tokens(prompt_tokens, self._template_tokens)
-
-        return prompt_tokens
+            return without_template_tokens(configured_tokens, self._template_tokens)
+        return configured_tokens
 
     def documents(self, task_index: int, turn: int) -> DocumentChunks:
         """Return the documents that a request sends, as chunks of a corpus.
@@ -202,19 +206,20 @@ class TaskLengths:
     def _first_ranked_documents(
         self, task_index: int, request: TaskRequest, count: int
     ) -> DocumentChunks:
-        """Return the first `count` documents that the ranking request before a request sent.
+        """Return the documents that a request uses as the best ones of an earlier ranking.
 
-        All documents are random texts, none of which is more relevant than another one. So the
-        first documents stand for the best ones, and the response to the ranking is not read.
+        A ranking is a request of the kind "rerank", which sends documents to be sorted by
+        relevance. All of them are random texts, none of which is more relevant than another one. So
+        the first `count` documents stand for the best ones, and the response is not read.
 
-        A workload in which a step has no ranking before it is refused when it is read.
+        Every workload in which a step needs a ranking has one before the step.
         """
-        ranking_turn = next(
+        ranking_turns = [
             turn
             for turn in request.predecessors
             if self._graphs.step(task_index, turn).kind == "rerank"
-        )
-        ranked_documents = self.documents(task_index, ranking_turn)
+        ]
+        ranked_documents = self.documents(task_index, ranking_turns[0])
         return DocumentChunks(ranked_documents.chunks[:count], ranked_documents.tokens_each)
 
 
@@ -224,13 +229,16 @@ def sends_message(request: TaskRequest) -> bool:
 
 
 def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:
-    """Return the corpus of a step, and the sampler of how many documents a request sends.
+    """Return where a step takes its documents from: a corpus, and their number for each request.
 
-    For each request, the corpus draws the largest possible number of documents. The request sends
-    the first of these documents, as many as the sampler says. `key` decides all draws.
+    The number may be random. The corpus therefore lists the largest possible number of documents
+    for each request, of which the request sends only the first ones.
+
+    Args:
+        documents: The section of the workload about the documents of the step.
+        key: Decides all random draws.
     """
-    max_count = largest_value(documents.count)
-    spec = ChunkSpec(max_count, documents.tokens, documents.corpus, documents.zipf)
-    corpus = Corpus(spec, key)
-    count_sampler = length_sampler(documents.count)
-    return _DocumentSource(corpus, count_sampler)
+    spec = ChunkSpec(
+        largest_value(documents.count), documents.tokens, documents.corpus, documents.zipf
+    )
+    return _DocumentSource(corpus=Corpus(spec, key), sample_count=length_sampler(documents.count))

@@ -15,6 +15,8 @@ from loadgen.core.errors import UserError
 from loadgen.core.requests.sampling import derive_key, random_bytes, random_integer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from loadgen.core.workload.trajectories import Trajectories
@@ -52,14 +54,14 @@ class TrajectoryPlays:
     """
 
     def __init__(
-        self, data: TrajectoryData, requests: Trajectories, seed: int, cache_fills: int
+        self, data: TrajectoryData, workload_requests: Trajectories, seed: int, cache_fills: int
     ) -> None:
         """Decide in which order the recorded sessions are sent.
 
         Args:
             data: The recorded sessions.
-            requests: The section of the workload with the order, and with the turn in which the
-                first sessions begin.
+            workload_requests: The section of the workload with the order, and with the turn in
+                which the first sessions begin.
             seed: Decides all random draws.
             cache_fills: The number of sessions at the start of the run that fill the cache.
 
@@ -71,18 +73,13 @@ class TrajectoryPlays:
         self.max_turns = int(data.turn_counts.max())
         self._key = derive_key(seed)
         self._cache_fills = cache_fills
-        self._order = self._draw_order(is_shuffled=requests.order == "shuffled")
+        self._order = self._draw_order(is_shuffled=workload_requests.order == "shuffled")
 
+        # The recorded sessions that can begin in the middle, in the same order.
         has_second_turn = data.turn_counts[self._order] >= TURNS_TO_SPLIT
-        self._splittable = self._order[has_second_turn]
-
-        begins_in_middle = requests.start == "middle"
-        if begins_in_middle and len(self._splittable) == 0:
-            problem = (
-                "no session of the data set has a second turn, so none can begin in the middle"
-            )
-            hint = "use start: beginning, or a data set of sessions with several turns"
-            raise UserError("unsupported", problem, str(data.path), hint)
+        self._sessions_to_split = self._order[has_second_turn]
+        if workload_requests.start == "middle" and len(self._sessions_to_split) == 0:
+            raise _no_second_turn_error(data.path)
 
     def play(self, session: int) -> Play:
         """Return which turns of which recorded conversation a session of the run sends.
@@ -93,32 +90,28 @@ class TrajectoryPlays:
         - Sessions 8 to 15 send the turns after it of the same conversations.
         - All later sessions send complete conversations.
         """
-        fills_cache = session < self._cache_fills
-        if fills_cache:
-            return self._play_cache_fill(session)
+        if session < self._cache_fills:
+            return self._play_cache_fill(number=session)
 
-        play_number = session - self._cache_fills
-        continues_cache_fill = play_number < self._cache_fills
-        if continues_cache_fill:
-            return self._play_after_cache_fill(play_number)
-
-        return self._play_complete(play_number)
+        # Sessions 0 and 8 send two parts of conversation 0, so both have the number 0.
+        number = session - self._cache_fills
+        if number < self._cache_fills:
+            return self._play_after_cache_fill(number)
+        return self._play_complete(number)
 
     def turn_counts(self, first: int, count: int) -> NDArray[np.int64]:
         """Return the number of turns of each of `count` sessions, from session `first` on.
 
-        With 8 virtual users, the first 16 sessions may be parts of recorded conversations: 8 fill
-        the cache, and 8 continue. From the next session on, all conversations are complete.
+        With 8 virtual users that begin in the middle, sessions 0 to 7 fill the cache and sessions 8
+        to 15 continue them. All later sessions are complete conversations, whose turns are looked
+        up for all sessions at once.
         """
         first_complete_session = 2 * self._cache_fills
-        has_parts = first < first_complete_session
-        if has_parts:
+        if first < first_complete_session:
             sessions = range(first, first + count)
             return np.array([self.play(session).turn_count for session in sessions], np.int64)
 
-        # Each play that fills the cache is sent by two sessions, so later sessions have plays with
-        # smaller numbers.
-        play_numbers = np.arange(first, first + count) - self._cache_fills
+        play_numbers = np.arange(first, first + count) - self._cache_fills  # as in `play`
         trajectories = self._order[play_numbers % len(self._order)]
         counts: NDArray[np.int64] = self.data.turn_counts[trajectories]
         return counts
@@ -152,8 +145,8 @@ class TrajectoryPlays:
 
         The recorded sessions with at least two turns are used in order, and then from the first.
         """
-        position = number % len(self._splittable)
-        return int(self._splittable[position])
+        position = number % len(self._sessions_to_split)
+        return int(self._sessions_to_split[position])
 
     def _draw_first_turn(self, number: int, trajectory: int) -> int:
         """Return a random turn of a recorded session that has at least one turn after it.
@@ -178,3 +171,17 @@ class TrajectoryPlays:
         random_content = random_bytes(self._key, "order", 0, 8 * session_count)
         random_integers = np.frombuffer(random_content, dtype="<u8")
         return np.argsort(random_integers, kind="stable")
+
+
+def _no_second_turn_error(path: Path) -> UserError:
+    """Return the error for a data set whose sessions all have one turn, so that none can be split.
+
+    Args:
+        path: The data set.
+    """
+    return UserError(
+        "unsupported",
+        "no session of the data set has a second turn, so none can begin in the middle",
+        str(path),
+        "use start: beginning, or a data set of sessions with several turns",
+    )

@@ -23,6 +23,7 @@ from loadgen.core.requests.trajectory_plays import Play, TrajectoryPlays
 
 if TYPE_CHECKING:
     from loadgen.core.workload.trajectories import Trajectories
+    from loadgen.core.workload.trajectory_data import TrajectoryData
     from loadgen.core.workload.trajectory_rows import Message, RecordedTurn, Trajectory
 
 TOKENS_OF_CACHE_FILL = 1
@@ -34,7 +35,9 @@ TRAJECTORIES_COUNTED = 1024
 
 
 class SentTurn(NamedTuple):
-    """Which turn of which play a request is.
+    """Which turn of which recorded session a request sends.
+
+    A run sends a recorded session once or several times, or a part of it. Each time is a play.
 
     Attributes:
         play: The play.
@@ -48,7 +51,7 @@ class SentTurn(NamedTuple):
 
     @property
     def recorded_turn(self) -> int:
-        """The index of the turn in the recorded session."""
+        """The index of the turn in the recorded session, of which a play may send a part."""
         return self.play.first_turn + self.position
 
 
@@ -76,6 +79,33 @@ class _RecordedTokens(NamedTuple):
     system: int
     questions: list[int]
     responses: list[int]
+
+
+class _RecordedTokenCounter:
+    """Counts the tokens of recorded sessions. Recent counts stay in memory."""
+
+    def __init__(self, data: TrajectoryData, tokenizer: Tokenizer) -> None:
+        self._data = data
+        self._tokenizer = tokenizer
+        # A cache per instance: as a decorator, it would keep all instances alive.
+        self.count = functools.lru_cache(TRAJECTORIES_COUNTED)(self._count_session)
+
+    def _count_session(self, trajectory_index: int) -> _RecordedTokens:
+        """Count the tokens of the messages of a recorded session, turn by turn."""
+        trajectory = self._data[trajectory_index]
+        return _RecordedTokens(
+            system=self._tokenizer.count(_system_text(trajectory)),
+            questions=[self._count_messages(turn.messages) for turn in trajectory.turns],
+            responses=[
+                0 if turn.response is None else self._count_messages([turn.response])
+                for turn in trajectory.turns
+            ],
+        )
+
+    def _count_messages(self, messages: Iterable[Message]) -> int:
+        """Return the tokens of all texts in some messages."""
+        texts = itertools.chain.from_iterable(_message_texts(message) for message in messages)
+        return sum(self._tokenizer.count(text) for text in texts)
 
 
 class TrajectoryPrompts:
@@ -115,7 +145,7 @@ class TrajectoryPrompts:
         # Imported here, so that workers without recorded conversations do not load this module.
         from loadgen.core.workload.trajectory_data import read_trajectories
 
-        # The recorded conversations.
+        # The recorded conversations, and which of them each session of the run sends.
         data = read_trajectories(requests.trajectories)
         _check_history(requests, has_tool_results=data.has_tool_results)
         self._data = data
@@ -127,33 +157,29 @@ class TrajectoryPrompts:
         uses_real_responses = requests.history == "server" or not data.has_responses
         self.history = "server" if uses_real_responses else "scripted"
 
-        # The texts that make prompts unique.
-        self._salt_rule = requests.salt
-        self._salt_key = derive_key(seed, salt)
-
-        # Longer recorded pauses are cut to this length.
-        self._idle_cap_ns = requests.idle_cap_ns
-
-        # The lengths of prompts and responses. The token counts of recent conversations are cached
-        # for each instance: a decorator would share one cache.
-        self._tokenizer = tokenizer
-        self._count_tokens = functools.lru_cache(TRAJECTORIES_COUNTED)(self._recorded_tokens)
+        # The lengths of prompts and responses.
+        self._token_counter = _RecordedTokenCounter(data, tokenizer)
         self._lengths_key = derive_key(seed)
         self._output_sampler = _output_sampler(requests)
         self._has_default_limit = requests.output_tokens != UNLIMITED
+
+        # What is changed in a conversation: texts make prompts unique, and long pauses are cut.
+        self._salt_rule = requests.salt
+        self._salt_key = derive_key(seed, salt)
+        self._idle_cap_ns = requests.idle_cap_ns
 
     def __getitem__(self, request_id: int) -> Request:
         return self.with_replies(request_id, {})
 
     def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        """Build a request, whose history contains the responses that the server really sent.
+        """Build a request whose conversation contains real responses of the server.
 
-        Recorded responses are used for turns that are not in `replies`.
+        For earlier turns that are not in `replies`, the conversation has the recorded responses.
 
         Args:
             request_id: The id of the request.
-            replies: The responses of the server to earlier turns of the session, by the number of
-                the turn: 0 for the response to the first request.
+            replies: The responses of the server to earlier turns of the session, by the position
+                of the turn in the session: 0 for the response to the first request.
         """
         sent = self.locate(request_id)
         trajectory = self._data[sent.play.trajectory]
@@ -182,15 +208,17 @@ class TrajectoryPrompts:
     def locate(self, request_id: int) -> SentTurn:
         """Find the session and the turn that a request id belongs to.
 
-        Each session has a block of `self.turns` consecutive ids, and its last turn has the last id
-        of the block. With blocks of 5 ids, the three turns of session 2 have the ids 10, 11 and 14.
+        Each session has a block of as many consecutive ids as the longest session has turns. The
+        first turns have the first ids, and the last turn has the last id, which shows where the
+        session ends. In blocks of 5 ids, the three turns of session 2 have the ids 10, 11 and 14.
 
         Raises:
             IndexError: The session does not use the id, such as 12 in this example.
         """
         session = self._layout.session_of(request_id)
         play = self.plays.play(session)
-        return SentTurn(play, session, self._layout.turn_of(request_id, play.turn_count))
+        position = self._layout.turn_of(request_id, play.turn_count)
+        return SentTurn(play, session, position)
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -219,13 +247,14 @@ class TrajectoryPrompts:
         return self._output_length(self.locate(request_id), request_id).tokens
 
     def prompt_parts(self, request_id: int) -> list[PromptPart]:
-        """Return the system prompt and the rest of a prompt, each with its length.
+        """Return the system prompt and the rest of a prompt, each with its length in tokens.
 
-        Two prompts have the same text in a part, and may share it in a prefix cache, if the owners
-        of the part are equal. The tokens of salts, which make prompts unique, are not counted.
+        Each part has an owner. Two prompts whose parts have the same owner have the same text
+        there, which a server may take from its prefix cache. The tokens of salts, the texts that
+        make prompts unique, are not counted.
         """
         sent = self.locate(request_id)
-        tokens = self._count_tokens(sent.play.trajectory)
+        tokens = self._token_counter.count(sent.play.trajectory)
         system_part = PromptPart(self._owner_of_system_prompt(sent.play), tokens.system)
 
         # The messages up to this turn. Those of the first turn include the system prompt.
@@ -238,22 +267,25 @@ class TrajectoryPrompts:
             for earlier_turn in range(sent.recorded_turn)
         )
 
-        conversation_tokens = message_tokens + response_tokens
-        owner = self._owner_of_conversation(sent.play)
-        return [system_part, PromptPart(owner, conversation_tokens)]
+        conversation_owner = self._owner_of_conversation(sent.play)
+        conversation_part = PromptPart(conversation_owner, message_tokens + response_tokens)
+        return [system_part, conversation_part]
 
     def _owner_of_system_prompt(self, play: Play) -> tuple[str, int]:
-        """Return an owner that is equal for all sessions with the same system prompt.
+        """Return a key that is equal for all sessions whose prompts begin with the same text.
 
-        A salt is a text that makes prompts unique. The rule `session` puts one before the system
-        prompt of each session, and `pass` uses one salt for each pass over the data set.
+        A salt is a text that makes prompts unique. The rule `session` puts one before each system
+        prompt, so no other session begins with the same text. The rule `pass` puts a salt there
+        that is the same for one pass over the data set. Other rules leave the system prompt as
+        recorded, for which the key has the pass 0.
         """
         if self._salt_rule == "session":
             return ("play", play.number)
 
         system_text = _system_text(self._data[play.trajectory])
-        pass_number = self.plays.pass_of(play) if self._salt_rule == "pass" else 0
-        return (system_text, pass_number)
+        if self._salt_rule == "pass":
+            return (system_text, self.plays.pass_of(play))
+        return (system_text, 0)
 
     def _owner_of_conversation(self, play: Play) -> tuple[str, int]:
         """Return an owner that is equal for all sessions with the same conversation text."""
@@ -262,26 +294,23 @@ class TrajectoryPrompts:
         return ("play", play.number)
 
     def _response_tokens(self, sent: SentTurn, turn: int, tokens: _RecordedTokens) -> int:
-        """Return the expected tokens of the response to an earlier turn of the same session.
+        """Return the expected tokens of an earlier response in the prompt of a turn.
 
-        A prompt contains the responses to all earlier turns: either the recorded responses, or the
-        responses of the server to the turns that were sent in this run.
+        The response is either recorded, or comes from the server. The server is expected to
+        generate as many tokens as requested, or the default limit if the request has no limit.
 
         Args:
             sent: The turn whose prompt contains the response.
-            turn: The earlier turn, by its number in the recorded session.
+            turn: The earlier turn, by its index in the recorded session.
             tokens: The token counts of the recorded session.
         """
-        first_sent_turn = sent.play.first_turn
-        was_sent_in_run = turn >= first_sent_turn
-        uses_response_of_server = self.history == "server" and was_sent_in_run
-        if not uses_response_of_server:
+        earlier_position = turn - sent.play.first_turn
+        was_sent_in_run = earlier_position >= 0
+        is_response_of_server = self.history == "server" and was_sent_in_run
+        if not is_response_of_server:
             return tokens.responses[turn]
 
-        # The server is expected to generate as many tokens as the earlier request asks for. A
-        # request may have no limit.
-        earlier_position = turn - first_sent_turn
-        earlier_turn = sent._replace(position=earlier_position)
+        earlier_turn = SentTurn(sent.play, sent.session, earlier_position)
         earlier_request_id = self._layout.slot_of(
             sent.session, earlier_position, sent.play.turn_count
         )
@@ -305,25 +334,13 @@ class TrajectoryPrompts:
             sampled_tokens = self._output_sampler(self._lengths_key, "output", request_id)
             return OutputLength(sampled_tokens, is_exact=True)
 
-        token_counts = self._count_tokens(sent.play.trajectory)
+        token_counts = self._token_counter.count(sent.play.trajectory)
         recorded_tokens = token_counts.responses[sent.recorded_turn]
         if recorded_tokens:
             return OutputLength(recorded_tokens, is_exact=True)
 
         default_limit = DEFAULT_OUTPUT_LIMIT if self._has_default_limit else None
         return OutputLength(default_limit, is_exact=False)
-
-    def _recorded_tokens(self, trajectory_index: int) -> _RecordedTokens:
-        """Count the tokens of the messages of a recorded session, turn by turn."""
-        trajectory = self._data[trajectory_index]
-        system_text = _system_text(trajectory)
-        responses = [[] if turn.response is None else [turn.response] for turn in trajectory.turns]
-
-        return _RecordedTokens(
-            system=self._tokenizer.count(system_text),
-            questions=[self._message_tokens(turn.messages) for turn in trajectory.turns],
-            responses=[self._message_tokens(messages) for messages in responses],
-        )
 
     def _message_tokens(self, messages: Iterable[Message]) -> int:
         """Return the tokens of messages: their texts, their reasoning and their tool calls."""
@@ -342,28 +359,32 @@ class TrajectoryPrompts:
             sent: The turn of the request.
             trajectory: The recorded session.
             replies: The responses of the server to earlier turns, by their position in the session
-                of the run. Recorded responses are used for all other turns.
+                of the run, from 0. All other turns have their recorded responses.
         """
+        first_sent_turn = (
+            sent.play.first_turn
+        )  # earlier turns are in the conversation, but not sent
+        current_turn = sent.recorded_turn
+
         messages: list[Message] = []
-        earlier_turns = trajectory.turns[: sent.recorded_turn]
-        for turn_index, turn in enumerate(earlier_turns):
-            position_in_session = turn_index - sent.play.first_turn
-            reply = replies.get(position_in_session)
+        for turn_index in range(current_turn):
+            turn = trajectory.turns[turn_index]
+            reply = replies.get(turn_index - first_sent_turn)
             messages += turn.messages
             messages += _response_messages(turn, reply)
 
-        messages += trajectory.turns[sent.recorded_turn].messages
+        messages += trajectory.turns[current_turn].messages
         return self._with_salts(messages, sent.play)
 
     def _with_salts(self, messages: list[Message], play: Play) -> list[Message]:
         """Return a conversation with salts: texts that make a prompt unique for a prefix cache.
 
-        The salt of a play (one replay of a recorded session) stands
+        A play is one replay of a recorded session. Each rule puts salts before these messages:
 
-        - before the first message with the rule `session`,
-        - before the first message that is no system prompt with the rules `user` and `pass`.
-
-        With `pass`, the first message also has a salt for each pass over the data set.
+        - `none`: no message.
+        - `session`: the first message has the salt of the play.
+        - `user`: the first message that is no system prompt has the salt of the play.
+        - `pass`: like `user`, and the first message has the salt of the pass over the data set.
         """
         if self._salt_rule == "none":
             return messages
@@ -374,15 +395,10 @@ class TrajectoryPrompts:
             salted[0] = _with_text_before(salted[0], play_salt)
             return salted
 
-        first_question_index = next(
-            index for index, message in enumerate(salted) if message["role"] != "system"
-        )
-        first_question = salted[first_question_index]
-        salted[first_question_index] = _with_text_before(first_question, play_salt)
-
+        question_index = _find_first_question(salted)
+        salted[question_index] = _with_text_before(salted[question_index], play_salt)
         if self._salt_rule == "pass":
-            pass_number = self.plays.pass_of(play)
-            pass_salt = self._salt_text("pass", pass_number)
+            pass_salt = self._salt_text("pass", self.plays.pass_of(play))
             salted[0] = _with_text_before(salted[0], pass_salt)
         return salted
 
@@ -400,7 +416,7 @@ class TrajectoryPrompts:
     ) -> list[str]:
         """Return the warnings about the data set that the user sees before the run."""
         messages = list(self._data.notes)
-        messages += self._cut_pauses_notes()
+        messages += self._note_cut_pauses()
 
         lacks_lengths = self._output_sampler is None and not self._data.has_responses
         if lacks_lengths and self._has_default_limit:
@@ -418,20 +434,24 @@ class TrajectoryPrompts:
             )
         return messages
 
-    def _cut_pauses_notes(self) -> list[str]:
-        """Return a note if recorded pauses are longer than the idle cap, so that they are cut."""
+    def _note_cut_pauses(self) -> list[str]:
+        """Return a note if recorded pauses are cut because they are longer than the idle cap.
+
+        The note ends with the cap, in whole seconds, that would cut none of them. Return [] if no
+        pause is cut.
+        """
         pauses_ns = self._data.pauses_ns
         cut_count = int((pauses_ns > self._idle_cap_ns).sum())
         if not cut_count:
             return []
 
-        # An option in whole seconds that cuts none of the pauses.
-        longest_s = math.ceil(int(pauses_ns.max()) / units.NS_PER_S)
+        all_pauses = format.counted(len(pauses_ns), "recorded pause")
+        cut_pauses = f"{format.count(cut_count)} of {all_pauses}"
         cap = format.duration(self._idle_cap_ns / units.NS_PER_S)
-        share = f"{format.count(cut_count)} of {format.counted(len(pauses_ns), 'recorded pause')}"
+        sufficient_cap_s = math.ceil(int(pauses_ns.max()) / units.NS_PER_S)
         return [
-            f"{self._data.path.name}: idle_cap cuts {share} to {cap}. "
-            f"With idle_cap={longest_s}s, none is cut"
+            f"{self._data.path.name}: idle_cap cuts {cut_pauses} to {cap}. "
+            f"With idle_cap={sufficient_cap_s}s, none is cut"
         ]
 
 
@@ -472,6 +492,14 @@ def _response_messages(turn: RecordedTurn, reply: AssistantTurn | None) -> list[
     if reply.calls:
         message["tool_calls"] = list(reply.calls)
     return [message]
+
+
+def _find_first_question(messages: list[Message]) -> int:
+    """Return the index of the first message that is no system prompt."""
+    for index, message in enumerate(messages):
+        if message["role"] != "system":
+            return index
+    raise ValueError("the conversation has only system prompts")
 
 
 def _system_text(trajectory: Trajectory) -> str:

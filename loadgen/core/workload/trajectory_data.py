@@ -65,6 +65,14 @@ class TrajectoryData:
     """
 
     def __init__(self, path: Path, sha256: str, store: _TrajectoryStore, notes: list[str]) -> None:
+        """Summarize the sessions that were read from a data set.
+
+        Args:
+            path: The file, or the name of a data set of Hugging Face.
+            sha256: The hash of the bytes of the files.
+            store: The sessions, in a temporary file. Recently used ones also stay in memory.
+            notes: Sentences for the user about what was read.
+        """
         self.path = path
         self.sha256 = sha256
         self.turn_counts: NDArray[np.int64] = np.array(store.turn_counts, np.int64)
@@ -73,6 +81,7 @@ class TrajectoryData:
         self.has_tool_results = store.has_tool_results
         self.notes = tuple(notes)
         self._store = store
+        # A cache per instance: as a decorator, it would keep all instances alive.
         self._read = functools.lru_cache(TRAJECTORIES_CACHED)(store.read)
 
     def __len__(self) -> int:
@@ -184,6 +193,8 @@ class _DataSetReader:
         """Add a row that is one message of a session.
 
         The rows of a session are consecutive, so a row with another name begins the next session.
+        After a row with an error, the other rows of its session are ignored: each would have errors
+        that only follow from the first one.
 
         Raises:
             BadRowError: The row is not valid.
@@ -194,7 +205,6 @@ class _DataSetReader:
             self._end_session()
             self._begin_session(name)
 
-        # The further rows of a session with a mistake are ignored.
         if self._session is not None and not self._session_is_broken:
             self._session.add_row(row)
 
@@ -256,28 +266,30 @@ def read_trajectories(path: str | Path) -> TrajectoryData:
         CombinedError: Rows have mistakes. The error contains the first of them.
         UserError: A file cannot be read.
     """
-    return data_files.read_version(Path(path), _read_cached, content="sessions")
+    return data_files.read_version(Path(path), _read_data_set, content="sessions")
 
 
 @functools.lru_cache(maxsize=DATA_SETS_CACHED)
-def _read_cached(version: DataSetVersion) -> TrajectoryData:
-    """Read the sessions of a data set.
+def _read_data_set(version: DataSetVersion) -> TrajectoryData:
+    """Read the sessions of a data set, or return those of an earlier call with the same version.
 
-    The cache returns the sessions of an earlier call if no file has changed: `version` contains the
-    size and the time of the last change of each file.
+    The version contains the size and the time of the last change of each file, so the cache cannot
+    return outdated sessions. Callers share the returned object and must not change it. Its hash is
+    that of the hashes of all files, in order.
     """
     reader = _DataSetReader(version.path)
-    digest = hashlib.sha256()
+    hash_of_file_hashes = hashlib.sha256()
     for file in version.files:
         with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+            file_hash = hashlib.file_digest(stream, "sha256")
+        hash_of_file_hashes.update(file_hash.digest())
         for where, row in read_located_rows(file):
             reader.add_row(row, where)
 
     notes = reader.finish()
     if version.source_note:
-        notes.insert(0, version.source_note)
-    return TrajectoryData(version.path, digest.hexdigest(), reader.store, notes)
+        notes = [version.source_note, *notes]
+    return TrajectoryData(version.path, hash_of_file_hashes.hexdigest(), reader.store, notes)
 
 
 def has_message_rows(path: str | Path) -> bool:
@@ -298,19 +310,22 @@ def has_session_rows(path: str | Path) -> bool:
     """Return True if the rows of a data set are recorded sessions, or single messages of sessions.
 
     The first row decides. Return True also for a file that has no rows or cannot be read: the
-    caller reads the rows later, and that reports the error.
+    caller then reads it as a data set of sessions, and that reports the error.
     """
     try:
         files, _ = data_files.resolve_data_set(Path(path))
         first_row = next(_iterate_rows(files[0]), None)
     except (LoadgenError, OSError):
         return True
+    return first_row is None or _is_session_row(first_row)
 
-    if first_row is None or has_one_message_per_row(first_row):
+
+def _is_session_row(row: Mapping[str, Any]) -> bool:
+    """Return True if a row is a recorded session, or a single message of one."""
+    if has_one_message_per_row(row):
         return True
-
     try:
-        parse_session_row(first_row)
+        parse_session_row(row)
     except BadRowError:
         return False
     return True

@@ -86,22 +86,28 @@ def check_trajectory_stages(
 ) -> None:
     """Add an error if the stages of the load do not fit the start and the end of the sessions.
 
-    - `start: middle` needs a measured first stage of virtual users. Before it, the cache of the
-      server is filled for each virtual user.
-    - `end: first` needs a last stage of virtual users with a number of sessions.
+    Both settings are about virtual users (a closed loop), who send one session after the other:
+
+    - `start: middle` lets the first session of each virtual user begin in the middle. So the first
+      stage must have virtual users, and it must be measured.
+    - `end: first` ends the load when the first virtual user finds no session left. So the last
+      stage must have virtual users and a number of sessions.
     """
     if requests.start == "middle":
         first_stage = stages[0]
-        begins_with_users = first_stage.measured and isinstance(first_stage.arrival, Closed)
-        if not begins_with_users:
+        begins_with_measured_users = first_stage.measured and isinstance(
+            first_stage.arrival, Closed
+        )
+        if not begins_with_measured_users:
             problem = "sessions can only begin in the middle of a load of measured virtual users"
             hint = "use --concurrency 8 --warmup 0, because the cache is filled before the load"
             errors.add_file_error("conflict", problem, hint)
 
     if requests.end == "first":
         last_stage = stages[-1]
-        has_sessions_of_users = isinstance(last_stage.arrival, Closed) and last_stage.count
-        if not has_sessions_of_users:
+        ends_with_users = isinstance(last_stage.arrival, Closed)
+        has_session_count = bool(last_stage.count)
+        if not (ends_with_users and has_session_count):
             problem = "only a closed loop with a number of sessions can end with its first user"
             hint = (
                 "remove end: first, or run it with --concurrency 8 --num-requests 100 and without "

@@ -243,25 +243,51 @@ def _read_message(item: object, path: str) -> Message:
         hint = 'like {"role": "user", "content": "Hello"}'
         raise BadRowError("wrong_type", f"{path} is {shortened(item)}", hint, path)
 
-    # The role. ShareGPT has other names for the speakers.
-    speaker = item.get("from", item.get("role"))
-    role = speaker if speaker == "tool" else ROLE_OF_SPEAKER.get(str(speaker))
-    if role is None:
-        hint = f"known: {', '.join((*ROLE_OF_SPEAKER, 'tool'))}"
-        problem = f"{path} is from the unknown speaker {shortened(speaker)}"
-        raise BadRowError("unknown_name", problem, hint, path)
-
-    # The content. A message that calls tools needs none.
-    content = item.get("value", item.get("content"))
-    has_content = isinstance(content, str | list)
-    calls_tools_only = content is None and "tool_calls" in item
-    if not has_content and not calls_tools_only:
-        raise BadRowError("wrong_type", f"{path} says {shortened(content)}", "a text", path)
-
+    role = _read_role(item, path)
+    content = _read_content(item, path)
     other_fields = {
         field: value for field, value in item.items() if field not in FIELDS_OF_SPEAKER_AND_TEXT
     }
     return {**other_fields, "role": role, "content": content}
+
+
+def _read_role(message: Mapping[str, Any], path: str) -> str:
+    """Return the role of a message in the OpenAI API, such as "user" for ShareGPT's "human".
+
+    Args:
+        message: The message, as read from the row.
+        path: Where the message is in the row, for error messages.
+
+    Raises:
+        BadRowError: The speaker of the message is unknown.
+    """
+    speaker = message["from"] if "from" in message else message.get("role")
+    if speaker == "tool":
+        return "tool"
+    if str(speaker) in ROLE_OF_SPEAKER:
+        return ROLE_OF_SPEAKER[str(speaker)]
+
+    hint = f"known: {', '.join((*ROLE_OF_SPEAKER, 'tool'))}"
+    problem = f"{path} is from the unknown speaker {shortened(speaker)}"
+    raise BadRowError("unknown_name", problem, hint, path)
+
+
+def _read_content(message: Mapping[str, Any], path: str) -> object:
+    """Return the content of a message: a text, a list of parts, or None if it only calls tools.
+
+    Args:
+        message: The message, as read from the row.
+        path: Where the message is in the row, for error messages.
+
+    Raises:
+        BadRowError: The content is anything else.
+    """
+    content = message["value"] if "value" in message else message.get("content")
+    has_content = isinstance(content, str | list)
+    only_calls_tools = content is None and "tool_calls" in message
+    if not has_content and not only_calls_tools:
+        raise BadRowError("wrong_type", f"{path} says {shortened(content)}", "a text", path)
+    return content
 
 
 def _group_into_turns(messages: Iterable[Message]) -> list[RecordedTurn]:
@@ -321,7 +347,7 @@ class SessionBuilder:
         self._last_row_calls_tools = False
         self._call_ids = ToolCallIds()
         self._system_prompt = ""
-        self._extra: dict[str, Any] | None = None
+        self._body_fields: dict[str, Any] | None = None
         self._turns: list[RecordedTurn] = []
 
     def add_row(self, row: Mapping[str, Any]) -> None:
@@ -363,7 +389,8 @@ class SessionBuilder:
             messages = [system_message, *first_turn.messages]
             first_turn = msgspec.structs.replace(first_turn, messages=messages)
 
-        return Trajectory(turns=[first_turn, *later_turns], name=self.name, extra=self._extra or {})
+        turns = [first_turn, *later_turns]
+        return Trajectory(turns=turns, name=self.name, extra=self._body_fields or {})
 
     def _check_order(self, row: Mapping[str, Any], role: object) -> None:
         """Check that a row has the next number, and a role that may come next.
@@ -381,13 +408,15 @@ class SessionBuilder:
             hint = "number the rows of each session 1, 2, 3, ... in order"
             raise BadRowError("unordered", problem, hint, "turn")
 
-        expected_roles = ROLES_AFTER[self._last_role]
+        # After a response that calls tools, only their results may follow.
+        possible_roles = ROLES_AFTER[self._last_role]
         if self._last_row_calls_tools:
-            expected_roles = ("tool",)
-        if role not in expected_roles:
-            place = f"after {self._last_role}" if self._last_role else "first"
+            possible_roles = ("tool",)
+        if role not in possible_roles:
+            is_first_row = self._last_role == ""
+            place = "first" if is_first_row else f"after {self._last_role}"
             problem = f"role is {shortened(role)}, which cannot come {place}"
-            raise BadRowError("invalid_value", problem, f"{' or '.join(expected_roles)}", "role")
+            raise BadRowError("invalid_value", problem, " or ".join(possible_roles), "role")
 
     def _add_response(self, response: Message) -> None:
         """Add the recorded response to the last turn."""
@@ -395,12 +424,14 @@ class SessionBuilder:
         self._turns.append(msgspec.structs.replace(last_turn, response=response))
 
     def _add_turn(self, row: Mapping[str, Any], role: str) -> None:
-        """Add a turn that begins with a message of the user or with the results of tools.
+        """Add a turn that begins with a question of the user or with the results of tools.
 
-        The first turn of a session also decides the further fields of all requests, like `tools`.
+        The first row of a session also has the fields that are the same in all of its requests,
+        such as `tools`.
         """
-        if self._extra is None:
-            self._extra = _read_body_fields(row)
+        is_first_turn = self._body_fields is None
+        if is_first_turn:
+            self._body_fields = _read_body_fields(row)
 
         messages = self._read_checked_results(row) if role == "tool" else [_read_question(row)]
         length = _read_length(row)
@@ -439,7 +470,7 @@ def read_session_name(row: Mapping[str, Any]) -> str:
 
 
 def _read_question(row: Mapping[str, Any]) -> Message:
-    """Return the message of the user in a row.
+    """Return the user's message in a row of role "user", as a message of the OpenAI API.
 
     Raises:
         BadRowError: The message has no content, or content that is neither a text nor a list.
@@ -448,7 +479,8 @@ def _read_question(row: Mapping[str, Any]) -> Message:
     has_content = isinstance(content, str | list) and len(content) > 0
     if not has_content:
         problem = f"content is {shortened(content)}"
-        raise BadRowError("wrong_type", problem, "a text, or a list of parts", "content")
+        hint = "a text, or a list of parts"
+        raise BadRowError("wrong_type", problem, hint, key="content")
     return _message_of_row(row)
 
 
@@ -505,7 +537,7 @@ def _read_delay_ns(row: Mapping[str, Any]) -> int:
     """Return the recorded pause before a turn, 0 if there is none.
 
     Raises:
-        BadRowError: The pause is no number, negative or too long.
+        BadRowError: The pause is not a number, is negative, or is too long.
     """
     delay_s = row.get("delay_seconds")
     if delay_s is None:
@@ -514,10 +546,11 @@ def _read_delay_ns(row: Mapping[str, Any]) -> int:
     # `bool` is a subclass of `int`.
     is_number = isinstance(delay_s, int | float) and not isinstance(delay_s, bool)
     longest_s = LONGEST_NS / NS_PER_S
-    is_valid = is_number and 0 <= delay_s <= longest_s  # NaN is in no range
+    is_valid = is_number and 0 <= delay_s <= longest_s  # False for NaN
     if not is_valid:
         problem = f"delay_seconds is {shortened(delay_s)}"
-        raise BadRowError("wrong_type", problem, "a number of seconds from 0 on", "delay_seconds")
+        hint = "a number of seconds from 0 on"
+        raise BadRowError("wrong_type", problem, hint, key="delay_seconds")
     delay_ns: int = round(delay_s * NS_PER_S)
     return delay_ns
 
@@ -557,19 +590,20 @@ def _read_length(row: Mapping[str, Any]) -> _OutputLength:
 def _read_body_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that are sent in the body of each request, such as `tools`.
 
+    The fields have the order of the row. Fields without a value are left out.
+
     Raises:
         BadRowError: A field has the wrong type.
     """
-    fields = {}
-    for field, value in row.items():
-        is_body_field = field in BODY_FIELDS
-        if not is_body_field or value is None:
-            continue
-
+    known_fields = {
+        field: value for field, value in row.items() if field in BODY_FIELDS and value is not None
+    }
+    body_fields = {}
+    for field, value in known_fields.items():
         expected = BODY_FIELDS[field]
         try:
-            fields[field] = msgspec.convert(value, expected.type)
+            body_fields[field] = msgspec.convert(value, expected.type)
         except msgspec.ValidationError:
             problem = f"{field} is {shortened(value)}"
             raise BadRowError("wrong_type", problem, expected.description, field) from None
-    return fields
+    return body_fields
