@@ -52,7 +52,12 @@ ONE_SIGMA_LEVEL = math.erf(1 / math.sqrt(2))
 
 
 class EstimateOrReason(NamedTuple):
-    """An estimate, or why there is none. The reason is "" beside an estimate."""
+    """An estimate, or why there is none.
+
+    Attributes:
+        estimate: The estimate. None if there is none.
+        reason: Why there is no estimate. "" if there is one, or if nothing is to be said.
+    """
 
     estimate: ScaledEstimate | None
     reason: str = ""
@@ -78,14 +83,13 @@ def select_samples(columns: Columns, metric: str) -> NDArray[np.int64]:
 def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
     """Return why the runs have too few samples for a percentile, or "" if they have enough.
 
-    The reason is, for example, "212 samples, p99 needs 1,000". A mean and a percentile without an
-    entry in `NEEDED_SAMPLES` need no minimum.
+    The reason is, for example, "212 samples, p99 needs 1,000". Only the percentiles that reports
+    show have a minimum, not a mean.
     """
-    percentile_names = {quantile: name for name, quantile in QUANTILES}
-    if metric.quantile is None or metric.quantile not in percentile_names:
+    percentile = _find_percentile_name(metric.quantile)
+    if percentile is None:
         return ""
 
-    percentile = percentile_names[metric.quantile]
     needed_count = NEEDED_SAMPLES[percentile]
     sample_count = sum(len(select_samples(run, metric.request_metric)) for run in runs)
     if sample_count >= needed_count:
@@ -95,10 +99,18 @@ def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
     return f"{sample_count:,} samples, {label} needs {needed_count:,}"
 
 
+def _find_percentile_name(quantile: float | None) -> str | None:
+    """Return the name of a reported percentile, such as "p99" for 0.99, or None for any other."""
+    for name, reported_quantile in QUANTILES:
+        if quantile == reported_quantile:
+            return name
+    return None
+
+
 def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> EstimateOrReason:
     """Return the logarithm of a percentile or mean of latencies, with its standard error.
 
-    If there are too few samples, the reason is returned in place of an estimate.
+    Return the reason instead if there are too few samples.
 
     Args:
         runs: The records of each run.
@@ -115,20 +127,23 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
 
     if metric.quantile is None:
         mean = estimate_mean(latencies)
-        if mean is None:
+        if mean is None:  # blocks of time would have too few samples
             return EstimateOrReason(None)
-        standard_error = _to_log_error(mean)
-    else:
-        standard_error = estimate_percentile_error(latencies, metric.quantile)
-        if not math.isfinite(standard_error.error):
-            return EstimateOrReason(None, "too few samples above this percentile")
+        return EstimateOrReason(_to_log_estimate(value, _to_log_error(mean)))
 
-    estimate = ScaledEstimate(
+    percentile_error = estimate_percentile_error(latencies, metric.quantile)
+    if not math.isfinite(percentile_error.error):
+        return EstimateOrReason(None, "too few samples above this percentile")
+    return EstimateOrReason(_to_log_estimate(value, percentile_error))
+
+
+def _to_log_estimate(value: float, standard_error: StandardError) -> ScaledEstimate:
+    """Return the logarithm of a value, with the standard error of this logarithm."""
+    return ScaledEstimate(
         value=math.log(value),
         error=standard_error.error,
         degrees_of_freedom=standard_error.degrees_of_freedom,
     )
-    return EstimateOrReason(estimate)
 
 
 def estimate_token_rate(
@@ -171,14 +186,18 @@ class StandardError(NamedTuple):
 
 
 UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
-"""The error of runs that are too short for blocks: it is smaller than any other."""
+"""Stands for the error of runs that are too short for blocks of time.
+
+It is 0, so that the larger one of it and the error between repeated runs is always the latter.
+"""
 
 
 def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
     """Return the standard error of the logarithm of a metric, from the variation within runs.
 
-    The error that repeated runs show should not be smaller, but two or three runs may agree by
-    chance. Return UNKNOWN_BLOCK_ERROR if the runs have too few requests.
+    It is a lower limit for the error that repeated runs show: two or three runs may have almost the
+    same value by chance, which would make their error much too small. Runs with too few requests
+    have UNKNOWN_BLOCK_ERROR, which is 0 and so no limit.
     """
     latencies = _clip_to_positive(_concatenate_samples(runs, metric))
     if len(latencies) < MIN_SAMPLES:
@@ -191,32 +210,33 @@ def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> Stand
     return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
 
 
-def _estimate_error_from_ranks(latencies: NDArray[np.float64], p: float) -> StandardError:
+def _estimate_error_from_ranks(latencies: NDArray[np.float64], fraction: float) -> StandardError:
     """Return the standard error of the logarithm of a percentile, without a bootstrap.
 
-    The method is that of Woodruff (1952). If the share of latencies above p99 varies between blocks
-    of time so that its standard error is 0.002, the true p99 is about between the measured p98.8
-    and p99.2. Half of the distance between their logarithms is the error.
+    The method is that of Woodruff (1952). Example: by definition 1 % of all latencies are above the
+    p99, but their share differs between blocks of time, with a standard error of 0.2 %. The true
+    p99 is then between the measured p98.8 and p99.2, and its error is half of the distance between
+    their logarithms.
 
     Args:
         latencies: Positive latencies, ordered by time.
-        p: The percentile as a fraction, such as 0.99.
+        fraction: The percentile as a fraction, such as 0.99.
     """
     block_count = MOST_BLOCKS
     sorted_latencies = np.sort(latencies)
-    error = estimate_log_percentile_error(latencies, sorted_latencies, p, block_count)
-    standard_error = StandardError(error, degrees_of_freedom=block_count - 1.0)
+    log_error = estimate_log_percentile_error(latencies, sorted_latencies, fraction, block_count)
+    standard_error = StandardError(log_error, degrees_of_freedom=block_count - 1.0)
 
     # A percentile whose latencies all come from a few blocks is less certain.
-    slow_block_count = count_blocks_above(latencies, sorted_latencies, p)
+    slow_block_count = count_blocks_above(latencies, sorted_latencies, fraction)
     return _limit_degrees_of_freedom(standard_error, slow_block_count)
 
 
 def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: float) -> PeriodCount:
-    """Cut runs into periods of time and count the periods whose percentile exceeds a threshold.
+    """Divide runs into periods of time and count the periods whose percentile exceeds a threshold.
 
-    A run has fewer periods the more runs there are, so that each period has enough requests for a
-    percentile, but at least two.
+    All runs together have MOST_BLOCKS periods, which share them equally, but each run has at least
+    two. Example: with MOST_BLOCKS of 20, each of 4 runs has 5 periods.
 
     Args:
         runs: The records of each run.
@@ -226,33 +246,36 @@ def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: fl
     assert metric.quantile is not None
     periods_per_run = max(MOST_BLOCKS // len(runs), 2)
 
-    slow_count = 0
-    total_count = 0
+    percentiles_ns: list[float] = []
     for run in runs:
-        latencies = select_samples(run, metric.request_metric)
-        for period in np.array_split(latencies, periods_per_run):
-            if len(period) == 0:
-                continue
-            total_count += 1
-            if quantile_of(period, metric.quantile) > threshold_ns:
-                slow_count += 1
+        latencies_ns = select_samples(run, metric.request_metric)
+        periods = np.array_split(latencies_ns, periods_per_run)
+        percentiles_ns += [
+            quantile_of(period, metric.quantile) for period in periods if len(period)
+        ]
 
-    return PeriodCount(slow_count, total_count)
+    slow_count = sum(percentile_ns > threshold_ns for percentile_ns in percentiles_ns)
+    return PeriodCount(slow=slow_count, total=len(percentiles_ns))
 
 
-def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> StandardError:
-    """Return the standard error of the logarithm of a percentile.
+def estimate_percentile_error(latencies: NDArray[np.float64], fraction: float) -> StandardError:
+    """Return the standard error of the logarithm of a percentile: 0.02 is about 2 % of it.
 
-    How long latencies stay correlated is not known, so the error is computed with several numbers
-    of blocks, and the largest error is returned.
+    The latencies are divided into blocks of time, because successive ones are correlated. For how
+    long is not known, so several numbers of blocks are tried, and the largest error is returned.
+
+    If the latencies above the percentile come from a few blocks only, the error itself is
+    uncertain, and has fewer degrees of freedom.
 
     Args:
         latencies: The latencies of all runs, ordered by time within each run.
-        p: The percentile as a fraction, such as 0.99.
+        fraction: The percentile as a fraction, such as 0.99.
     """
-    errors = _list_log_errors(_clip_to_positive(latencies), p)
+    positive_latencies = _clip_to_positive(latencies)  # zero has no logarithm
+    errors = _list_log_errors(positive_latencies, fraction)
     largest_error = max(errors, key=_error_size)
-    slow_block_count = count_blocks_above(latencies, np.sort(latencies), p)
+
+    slow_block_count = count_blocks_above(latencies, np.sort(latencies), fraction)
     return _limit_degrees_of_freedom(largest_error, slow_block_count)
 
 

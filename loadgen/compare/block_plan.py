@@ -66,7 +66,7 @@ def plan_blocks(invocation: Invocation) -> BlockPlan:
         UserError: A value is out of range, or two options contradict each other.
         CombinedError: Several values are wrong.
     """
-    _refuse_two_lengths(invocation)
+    _check_one_block_length(invocation)
     repetition = invocation.repetition(
         default_most=DEFAULT_MAX_GROUPS, default_precision=DEFAULT_PRECISION
     )
@@ -106,20 +106,21 @@ def format_needed_duration(block_s: float, max_groups: int) -> str:
     return f"-d {math.ceil(block_s) * block_count}s"
 
 
-def _refuse_two_lengths(invocation: Invocation) -> None:
+def _check_one_block_length(invocation: Invocation) -> None:
     """Check that only one of --num-requests and --duration specifies how long a block is.
 
     Raises:
         UserError: Both options are used.
     """
-    if invocation["num_requests"] is None or invocation["duration"] is None:
-        return
-    raise UserError(
-        "conflict",
-        "a block ends after a number of requests or after a part of the duration, not after both",
-        f"--num-requests {invocation['num_requests']} --duration {invocation['duration']}",
-        "give one of them",
-    )
+    request_count = invocation["num_requests"]
+    duration = invocation["duration"]
+    if request_count is not None and duration is not None:
+        problem = (
+            "a block ends after a number of requests or after a part of the duration, not after "
+            "both"
+        )
+        options = f"--num-requests {request_count} --duration {duration}"
+        raise UserError("conflict", problem, options, "give one of them")
 
 
 def _choose_group_count(total_s: float) -> int:
@@ -140,41 +141,55 @@ def _choose_group_count(total_s: float) -> int:
 
 
 def _parse_total_s(duration: str | None) -> float | None:
-    """Return the time of all blocks in seconds, or None without --duration.
+    """Return the value of --duration, the time of all blocks, in seconds.
+
+    A number without a unit is in seconds. Return None without the option.
 
     Raises:
-        UserError: The option is no time.
+        UserError: The value is not a time.
     """
     if duration is None:
         return None
 
-    total_ns = parse_option("--duration", duration, partial(units.duration_ns, default_unit="s"))
+    parse_duration_ns = partial(units.duration_ns, default_unit="s")
+    total_ns = parse_option("--duration", duration, parse_duration_ns)
     return (total_ns or 0) / units.NS_PER_S
 
 
 def _check_group_count(repetition: Repetition) -> None:
     """Check that --repeat allows as many groups as a comparison needs.
 
-    Fewer than MIN_GROUPS groups have no confidence interval. `--repeat auto` computes the number of
-    groups from the variation of the first FIRST_STAGE_GROUPS groups.
-
     Raises:
         UserError: The number of groups is too small.
     """
-    is_auto = repetition.count is None
-    needed_groups = FIRST_STAGE_GROUPS if is_auto else MIN_GROUPS
-    if repetition.max_runs >= needed_groups:
-        return
+    if repetition.count is None:
+        _check_group_count_of_auto(repetition)
+    elif repetition.max_runs < MIN_GROUPS:
+        # Fewer groups have no confidence interval.
+        raise UserError(
+            "out_of_range",
+            f"a live comparison needs {MIN_GROUPS} groups to judge a difference",
+            f"--repeat {repetition.count}",
+            f"use --repeat {MIN_GROUPS} or more; {DEFAULT_GROUPS} find small changes",
+        )
 
-    if is_auto:
-        problem = f"a live comparison needs {needed_groups} groups to know its precision"
-        option = f"--repeat auto,most={repetition.most}"
-        hint = f"use most={needed_groups} or more"
-    else:
-        problem = f"a live comparison needs {needed_groups} groups to judge a difference"
-        option = f"--repeat {repetition.count}"
-        hint = f"use --repeat {needed_groups} or more; {DEFAULT_GROUPS} find small changes"
-    raise UserError("out_of_range", problem, option, hint)
+
+def _check_group_count_of_auto(repetition: Repetition) -> None:
+    """Check the largest number of groups that `--repeat auto` may run.
+
+    The number of groups is computed from the variation of the first FIRST_STAGE_GROUPS groups, so
+    there must be as many.
+
+    Raises:
+        UserError: The number is smaller.
+    """
+    if repetition.max_runs < FIRST_STAGE_GROUPS:
+        raise UserError(
+            "out_of_range",
+            f"a live comparison needs {FIRST_STAGE_GROUPS} groups to know its precision",
+            f"--repeat auto,most={repetition.most}",
+            f"use most={FIRST_STAGE_GROUPS} or more",
+        )
 
 
 def _compute_block_s(total_s: float | None, max_groups: int) -> float | None:

@@ -127,12 +127,14 @@ def compare_live(
     if options.is_dry_run:
         return _print_dry_run(planned, invocation)
 
-    output_dir = _choose_output_dir(planned)
-    invocation.move_existing_results(output_dir if invocation["out"] else None)
+    output_dir = _prepare_output_dir(planned, invocation)
+    planned_with_seed = _use_stored_seed(planned, output_dir, invocation)
+    outcome = _run_blocks(planned_with_seed, output_dir, invocation, display)
+    return _print_outcome(outcome, output_dir, options)
 
-    plan = _with_stored_seed(planned.plan, output_dir, invocation)
-    outcome = _run_blocks(planned._replace(plan=plan), output_dir, invocation, display)
 
+def _print_outcome(outcome: LiveOutcome, output_dir: Path, options: LiveOptions) -> int:
+    """Print what was compared, and how to continue if it was interrupted. Return the exit code."""
     how_to_continue = f"Repeat the command with --out {output_dir} to continue."
     if outcome.stored is None:
         print_status(f"Nothing was compared. {how_to_continue}")
@@ -244,13 +246,16 @@ def _plan_live(
 ) -> _PlannedLive:
     """Return the live comparison that the options request.
 
-    Each kind of option is checked even if another one is wrong, so that CombinedError lists all
-    errors.
+    Each kind of option is checked even if another one is wrong.
+
+    Raises:
+        CombinedError: Options are wrong. The error contains all errors.
     """
     errors: list[LoadgenError] = []
     settings: dict[SideName, Settings] = {}
     blocks = BlockPlan()
 
+    # `collecting` adds an error to the list and goes on after its block.
     with collecting(errors):
         settings = _settings_by_side(invocation, options.targets)
         for settings_of_side in settings.values():
@@ -264,9 +269,7 @@ def _plan_live(
 
     with collecting(errors):
         workload_name = _choose_workload(workload_names)
-        # --duration is the time of all blocks. `plan_blocks` has reported a wrong one already.
-        duration = None if blocks.block_s is None else f"{blocks.block_s:g}s"
-        workload = invocation.load_workload(workload_name, duration=duration)
+        workload = _load_block_workload(invocation, workload_name, blocks)
 
     if errors:
         raise CombinedError(errors)
@@ -274,6 +277,22 @@ def _plan_live(
     source = workload_name or str(invocation["trace"] or invocation["dataset"])
     plan = _create_plan(source, workload, settings, blocks, invocation, options)
     return _PlannedLive(plan, workload, settings)
+
+
+def _load_block_workload(
+    invocation: Invocation, workload_name: str | None, blocks: BlockPlan
+) -> Workload:
+    """Return the load of one block.
+
+    The option --duration is the time of all blocks, so it is replaced by the time of one.
+
+    Args:
+        invocation: The options of the load.
+        workload_name: The workload, or None if a trace or a data set is used.
+        blocks: The plan of the blocks, which has no time if the workload decides it.
+    """
+    block_duration = None if blocks.block_s is None else f"{blocks.block_s:g}s"
+    return invocation.load_workload(workload_name, duration=block_duration)
 
 
 def _create_plan(
@@ -299,7 +318,7 @@ def _create_plan(
         workload=source,
         source_text=workload.source_text,
         targets=(any_settings.display_name, settings[OTHER_SIDE].display_name),
-        options=_list_plan_options(invocation, any_settings),
+        options=_describe_load_options(invocation, any_settings),
         seed=seeds.random_seed() if workload.seed is None else workload.seed,
         max_groups=blocks.max_groups,
         half_width=blocks.half_width,
@@ -314,10 +333,11 @@ def _create_plan(
     )
 
 
-def _list_plan_options(invocation: Invocation, settings: Settings) -> dict[str, str]:
+def _describe_load_options(invocation: Invocation, settings: Settings) -> dict[str, str]:
     """Return the options that change the load or its requests, as text by name.
 
-    The duration and the seed are left out, because the plan has fields for them.
+    For example: {"concurrency": "8", "output_tokens": "256"}. Options that a plan stores in fields
+    of their own, the duration and the seed, are left out.
     """
     load_options = select_load_options(invocation.options)
     text_by_name = {
@@ -327,20 +347,24 @@ def _list_plan_options(invocation: Invocation, settings: Settings) -> dict[str, 
 
 
 def _settings_by_side(invocation: Invocation, targets: tuple[str, str]) -> dict[SideName, Settings]:
-    """Return the settings of each side.
+    """Return the settings of the two sides A and B, which differ in the server they send to.
 
-    The targets are URLs. With --targets FILE, they are names of endpoints in that file.
+    Args:
+        invocation: The options of the load.
+        targets: The URL of each server, A first. With --targets FILE, the name of each server in
+            that file.
 
     Raises:
-        LoadgenError: A target cannot be used or is not known.
+        LoadgenError: A server cannot be used or is not known.
     """
-    if invocation["targets"] is not None:
+    has_targets_file = invocation["targets"] is not None
+    if has_targets_file:
         return _settings_of_endpoints(invocation, targets)
 
-    target_a, target_b = targets
+    url_a, url_b = targets
     return {
-        FIRST_SIDE: invocation.with_options(url=[target_a]).settings(),
-        OTHER_SIDE: invocation.with_options(url=[target_b]).settings(),
+        FIRST_SIDE: invocation.with_options(url=[url_a]).settings(),
+        OTHER_SIDE: invocation.with_options(url=[url_b]).settings(),
     }
 
 
@@ -377,32 +401,39 @@ def _choose_workload(workload_names: Sequence[Path]) -> str | None:
     return str(workload_names[0]) if workload_names else None
 
 
-def _choose_output_dir(planned: _PlannedLive) -> Path:
-    """Return the directory of --out, or a new one in `results/`."""
+def _prepare_output_dir(planned: _PlannedLive, invocation: Invocation) -> Path:
+    """Return the directory of --out, or a new one in `results/`.
+
+    With --force, results that are in the directory of --out are moved away.
+    """
     out = planned.settings[FIRST_SIDE].out
-    return default_output_folder(f"live-{planned.workload.name}") if out is None else out
+    output_dir = default_output_folder(f"live-{planned.workload.name}") if out is None else out
+    invocation.move_existing_results(output_dir if invocation["out"] else None)
+    return output_dir
 
 
-def _with_stored_seed(plan: LivePlan, output_dir: Path, invocation: Invocation) -> LivePlan:
-    """Return the plan with the seed of an earlier command in the directory, if there was one.
+def _use_stored_seed(
+    planned: _PlannedLive, output_dir: Path, invocation: Invocation
+) -> _PlannedLive:
+    """Return the comparison with the seed of an earlier command in the directory, if there was one.
 
     Raises:
         UserError: The option --seed specifies another seed.
     """
     is_resumed = (output_dir / PLAN_FILE).is_file()
     if not is_resumed:
-        return plan
+        return planned
 
     stored_seed = read_plan(output_dir).seed
     is_seed_requested = invocation["seed"] is not None
-    if is_seed_requested and plan.seed != stored_seed:
+    if is_seed_requested and planned.plan.seed != stored_seed:
         raise UserError(
             "mismatch",
             f"the live comparison in the directory has the seed {stored_seed}",
-            f"--seed {plan.seed}",
+            f"--seed {planned.plan.seed}",
             "leave out --seed to resume, or use another --out",
         )
-    return replace(plan, seed=stored_seed)
+    return planned._replace(plan=replace(planned.plan, seed=stored_seed))
 
 
 def _print_comparison(stored: StoredComparison, output_dir: Path, options: LiveOptions) -> None:

@@ -51,8 +51,10 @@ def list_row(output_dir: Path) -> ListRow:
     """
     plan = live_result.read_plan(output_dir)
     blocks = stored_summaries(output_dir, live_result.list_block_dirs(output_dir))
-    has_simulated_target = any(target.startswith("sim:") for target in plan.targets)
+
+    # A block knows whether its server is simulated. Before the first block, only the target tells.
     has_simulated_block = any(block.summary.target.simulated for block in blocks)
+    has_simulated_target = any(target.startswith("sim:") for target in plan.targets)
     start_times = [block.summary.run.started for block in blocks]
     return ListRow(
         outcome=_describe_outcome(output_dir, plan, len(blocks)),
@@ -74,21 +76,16 @@ def _describe_outcome(output_dir: Path, plan: LivePlan, block_count: int) -> str
 
 
 def compare_side(output_dir: Path) -> NoReturn:
-    """Refuse a live comparison as a side of another one, because it has two sides already.
+    """Raise UserError, because a live comparison cannot be a side of another comparison.
 
-    Other kinds of results have a function of this name that returns a side.
-
-    Raises:
-        UserError: Always.
+    `loadgen compare` calls the function of this name for each directory that it compares. For a
+    run, it returns the side A or B. A live comparison has both sides in itself.
     """
     block_dirs = live_result.list_block_dirs(output_dir)
     example = f", like {block_dirs[0]}" if block_dirs else ""
-    raise UserError(
-        "unsupported",
-        "a live comparison has two sides already",
-        str(output_dir),
-        f"read it with: loadgen report {output_dir}; or compare single blocks{example}",
-    )
+    problem = "a live comparison has two sides already"
+    hint = f"read it with: loadgen report {output_dir}; or compare single blocks{example}"
+    raise UserError("unsupported", problem, str(output_dir), hint)
 
 
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:

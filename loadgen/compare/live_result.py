@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +31,12 @@ from loadgen.compare.alternating_blocks import (
 from loadgen.compare.block_plan import format_needed_duration
 from loadgen.compare.comparison import Comparison, compare
 from loadgen.compare.live_plan import PLAN_FILE, SCHEMA, LivePlan
-from loadgen.compare.thresholds import ThresholdOutcome, check_thresholds, parse_thresholds
+from loadgen.compare.thresholds import (
+    Condition,
+    ThresholdOutcome,
+    check_thresholds,
+    parse_thresholds,
+)
 from loadgen.core import format, run_folder
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.errors import UserError
@@ -200,43 +206,86 @@ def compare_groups(
         groups: The complete groups.
         run_by_name: The run of each block, by the name of the block.
     """
-    valid_groups = _select_valid_groups(groups, run_by_name)
-    counted_groups = valid_groups or list(groups)
-    excluded_count = len(groups) - len(counted_groups)
-
-    first = _build_side(FIRST_SIDE, counted_groups, run_by_name)
-    other = _build_side(OTHER_SIDE, counted_groups, run_by_name)
-
-    estimator = AlternatingBlocks(counted_groups, is_two_stage=plan.is_two_stage)
+    compared = _select_groups(groups, run_by_name)
+    estimator = AlternatingBlocks(compared.groups, is_two_stage=plan.is_two_stage)
     conditions = parse_thresholds(plan.conditions)
-    comparison = compare(
-        [first, other],
-        extra_metrics=[condition.metric for condition in conditions],
-        confidence=plan.confidence,
-        allow_different_work=plan.allows_different_work,
-        estimator=estimator,
-    )
-    notes = (*_list_exclusion_notes(excluded_count), *comparison.notes)
-    comparison = msgspec.structs.replace(comparison, scope=SCOPE, notes=notes)
-
-    outcomes = check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
+    comparison = _compare_sides(plan, compared, estimator, conditions)
 
     # The comparison ends at the requested precision, or after the last planned group.
-    needed_groups = _count_needed_groups(plan, counted_groups, first, other)
-    is_precise = needed_groups is not None and len(counted_groups) >= needed_groups
+    needed_groups = _count_needed_groups(plan, compared)
+    is_precise = needed_groups is not None and len(compared.groups) >= needed_groups
     is_last_group_done = len(groups) >= plan.max_groups
 
     return StoredComparison(
         plan=plan,
         complete_groups=len(groups),
-        excluded_groups=excluded_count,
+        excluded_groups=compared.excluded_count,
         needed_groups=needed_groups,
         is_complete=is_precise or is_last_group_done,
         comparison=comparison,
-        conditions=tuple(outcomes),
-        group_changes=tuple(_list_group_changes(estimator, first, other)),
-        short_blocks=_warn_of_short_blocks(plan, (first, other)),
+        conditions=tuple(
+            check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
+        ),
+        group_changes=tuple(_list_group_changes(estimator, compared.first, compared.other)),
+        short_blocks=_warn_of_short_blocks(plan, (compared.first, compared.other)),
     )
+
+
+class _ComparedGroups(NamedTuple):
+    """The groups of blocks that are compared.
+
+    Attributes:
+        groups: The groups.
+        excluded_count: The number of complete groups that are left out.
+        first: The runs of side A in these groups.
+        other: The runs of side B.
+    """
+
+    groups: list[BlockGroup]
+    excluded_count: int
+    first: Side
+    other: Side
+
+
+def _select_groups(
+    groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
+) -> _ComparedGroups:
+    """Return the groups without an INVALID block, or all groups if each has one."""
+    compared_groups = _select_valid_groups(groups, run_by_name)
+    if not compared_groups:
+        compared_groups = list(groups)
+
+    return _ComparedGroups(
+        compared_groups,
+        excluded_count=len(groups) - len(compared_groups),
+        first=_build_side(FIRST_SIDE, compared_groups, run_by_name),
+        other=_build_side(OTHER_SIDE, compared_groups, run_by_name),
+    )
+
+
+def _compare_sides(
+    plan: LivePlan,
+    compared: _ComparedGroups,
+    estimator: AlternatingBlocks,
+    conditions: Sequence[Condition],
+) -> Comparison:
+    """Return the comparison of both sides, with its scope and a note on groups that are left out.
+
+    Args:
+        plan: The plan of the live comparison.
+        compared: The groups of blocks that are compared.
+        estimator: Estimates the difference of a metric from the groups.
+        conditions: The conditions of --fail-on, whose metrics are compared too.
+    """
+    comparison = compare(
+        [compared.first, compared.other],
+        extra_metrics=[condition.metric for condition in conditions],
+        confidence=plan.confidence,
+        allow_different_work=plan.allows_different_work,
+        estimator=estimator,
+    )
+    notes = (*_list_exclusion_notes(compared.excluded_count), *comparison.notes)
+    return msgspec.structs.replace(comparison, scope=SCOPE, notes=notes)
 
 
 def _select_valid_groups(
@@ -293,9 +342,14 @@ def _list_group_changes(
     """Yield by how much each key metric changes from A to B in each group of blocks.
 
     A metric that a block does not have is left out.
+
+    Args:
+        estimator: Computes the difference of a metric within each group, as the logarithm of B / A.
+        first: The runs of side A.
+        other: The runs of side B.
     """
-    for path in PRECISION_METRICS:
-        metric = find_metric(path)
+    for metric_path in PRECISION_METRICS:
+        metric = find_metric(metric_path)
         if metric is None:
             continue
 
@@ -303,8 +357,10 @@ def _list_group_changes(
         if log_ratios is None:
             continue
 
-        changes = np.expm1(log_ratios)  # exp(x) - 1: a logarithm of 1.1 becomes a change of 0.1
-        yield GroupChanges(metric=path, name=metric.name, changes=tuple(changes.tolist()))
+        relative_changes = np.expm1(log_ratios)  # exp(x) - 1: log(1.1) becomes 0.1, which is +10 %
+        yield GroupChanges(
+            metric=metric_path, name=metric.name, changes=tuple(relative_changes.tolist())
+        )
 
 
 def _build_side(
@@ -317,21 +373,19 @@ def _build_side(
     return Side(name=name, runs=tuple(runs))
 
 
-def _count_needed_groups(
-    plan: LivePlan, groups: Sequence[BlockGroup], first: Side, other: Side
-) -> int | None:
+def _count_needed_groups(plan: LivePlan, compared: _ComparedGroups) -> int | None:
     """Return how many groups of blocks the requested precision needs.
 
     The number follows from the variation of the first FIRST_STAGE_GROUPS groups. Return None if
     fewer groups are complete, or if no precision was requested.
     """
     is_precision_requested = plan.is_two_stage
-    has_first_stage = len(groups) >= FIRST_STAGE_GROUPS
+    has_first_stage = len(compared.groups) >= FIRST_STAGE_GROUPS
     if not is_precision_requested or not has_first_stage:
         return None
 
-    first_stage = AlternatingBlocks(groups[:FIRST_STAGE_GROUPS])
-    estimates = _estimate_precision_metrics(first_stage, first, other)
+    first_stage = AlternatingBlocks(compared.groups[:FIRST_STAGE_GROUPS])
+    estimates = _estimate_precision_metrics(first_stage, compared.first, compared.other)
     risk = 1 - plan.confidence
     return count_needed_groups(estimates, plan.scaled_half_width, risk)
 

@@ -90,8 +90,8 @@ class LiveOutcome(NamedTuple):
 def run_live(live: LiveRun) -> LiveOutcome:
     """Run the groups that are not in the directory yet, and write the files of the comparison.
 
-    A group is four short runs, two on each target. If a target stops responding after the first
-    block, the files are written before the error is raised.
+    A group is four short runs (blocks), two on each target. If a target stops responding after the
+    first block, the files are written before the error is raised.
 
     Raises:
         UserError: The directory has other results.
@@ -105,22 +105,30 @@ def run_live(live: LiveRun) -> LiveOutcome:
         probe_targets(live)
 
     _begin_comparison(live.output_dir, live.plan)
-    print_plan(live.plan)
+    _print_begin(live, len(remaining_groups))
+    try:
+        is_interrupted = not _run_groups(live, remaining_groups, reader)
+    except TargetError:
+        _write_comparison_files(live.output_dir, reader)
+        raise
 
-    done_count = live.plan.max_groups - len(remaining_groups)
+    stored = _write_comparison_files(live.output_dir, reader)
+    return LiveOutcome(stored, is_interrupted)
+
+
+def _print_begin(live: LiveRun, remaining_groups: int) -> None:
+    """Print the plan and what is done already, and show the progress of the remaining blocks.
+
+    If the user requested a precision instead of a number of groups, the comparison may end earlier.
+    """
+    print_plan(live.plan)
+    done_count = live.plan.max_groups - remaining_groups
     if done_count:
         total = format.counted(live.plan.max_groups, "group")
         print_status(f"Resuming {live.output_dir}: {done_count} of {total} need not be run")
 
-    remaining_blocks = len(remaining_groups) * BLOCKS_PER_GROUP
+    remaining_blocks = remaining_groups * BLOCKS_PER_GROUP
     live.display.begin_steps(remaining_blocks, at_most=live.plan.is_two_stage)
-    try:
-        is_interrupted = not _run_groups(live, remaining_groups, reader)
-    except TargetError:
-        _write_files(live.output_dir, reader)
-        raise
-
-    return LiveOutcome(_write_files(live.output_dir, reader), is_interrupted)
 
 
 def print_plan(plan: LivePlan) -> None:
@@ -132,15 +140,17 @@ def print_plan(plan: LivePlan) -> None:
 
 
 def probe_targets(live: LiveRun) -> None:
-    """Send a few requests to both targets, to notice before the first block if one is down.
+    """Send a few requests to both targets, so that one that is down is noticed before any block.
 
-    The results are stored in a cache, so that the blocks do not send these requests again. Servers
-    that loadgen simulates or starts itself are left out.
+    The responses are stored in a cache, and the blocks do not send these requests again. Servers
+    that loadgen simulates or starts itself are left out. Both targets are tried, so that the user
+    sees both errors.
 
     Raises:
         LoadgenError: One target cannot be used.
         CombinedError: Both targets cannot be used.
     """
+    # Imported here, because the command line also loads this module without running anything.
     from loadgen.core.execution import backend, events, step_targets
     from loadgen.core.execution.probing import probe_all
 
@@ -204,25 +214,39 @@ def list_remaining_groups(
 
 
 def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) -> bool:
-    """Run groups of blocks until there are enough. Return False if the user interrupted one.
+    """Run groups of blocks, and return False if the user interrupted one.
 
+    The comparison ends after the last group, or earlier if it reaches the requested precision.
     After each group the comparison so far is stored, for the case that the process is killed.
     """
     for group in groups:
-        # Blocks from before an interruption are not used. The host may have been slower or faster.
-        for block in group.blocks:
-            move_to_unfinished(live.output_dir / block.name)
-
-        for block in group.blocks:
-            is_first_block = block == groups[0].blocks[0]
-            is_interrupted = not is_first_block and not _pause(live)
-            if is_interrupted or not _run_block(live, block):
-                return False
+        is_first_group = group == groups[0]
+        is_finished = _run_group(live, group, begins_with_pause=not is_first_group)
+        if not is_finished:
+            return False
 
         stored = write_comparison(live.output_dir, reader)
         if stored.is_complete:
             break
+    return True
 
+
+def _run_group(live: LiveRun, group: BlockGroup, *, begins_with_pause: bool) -> bool:
+    """Run the four blocks of a group with pauses between them.
+
+    Return False if the user interrupted a block or a pause.
+    """
+    # Blocks from before an interruption are not used. The host may have been slower or faster.
+    for block in group.blocks:
+        move_to_unfinished(live.output_dir / block.name)
+
+    has_pause_before = begins_with_pause
+    for block in group.blocks:
+        if has_pause_before and not _pause(live):
+            return False
+        if not _run_block(live, block):
+            return False
+        has_pause_before = True
     return True
 
 
@@ -258,10 +282,11 @@ def _pause(live: LiveRun) -> bool:
     return True
 
 
-def _write_files(output_dir: Path, reader: BlockReader) -> StoredComparison | None:
-    """Write the comparison, its page and the hashes of all files. Return the comparison.
+def _write_comparison_files(output_dir: Path, reader: BlockReader) -> StoredComparison | None:
+    """Write the comparison of the complete groups, its page and the hashes of all files.
 
-    Return None if no group is complete.
+    Return the comparison. If no group is complete, nothing can be compared, so no file is written
+    and None is returned.
     """
     plan = read_plan(output_dir)
     has_complete_group = any(is_group_complete(output_dir, group) for group in plan.groups)

@@ -36,40 +36,47 @@ from loadgen.runs import sweep_charts
 
 
 def build_live_report(stored: StoredComparison) -> Report:
-    """Return the report of a comparison, with a section on the blocks of both sides."""
+    """Return the report of a live comparison.
+
+    It is the report of any comparison with a section on the blocks of both sides, and with their
+    progress and warnings in the short form for a terminal.
+    """
     plan = stored.plan
     target_a, target_b = plan.targets
-    setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
-
     progress = Paragraph(describe_progress(stored), "" if stored.is_complete else "warn")
-    short_blocks = Paragraph(stored.short_blocks, "warn")
-    blocks = section(
+    short_blocks_warning = Paragraph(stored.short_blocks, "warn")
+
+    blocks_section = section(
         "Blocks",
         named_facts(A=target_a, B=target_b, Plan=describe_plan(plan), Seed=f"{plan.seed}"),
         progress,
-        short_blocks,
+        short_blocks_warning,
         Charts([_build_group_chart(changes) for changes in stored.group_changes]),
         Links("The run of each block", list(_list_links(stored))),
     )
+    setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
+    brief_section = section("", setup, progress, short_blocks_warning)
+    notices = [
+        *list_simulated_notices(stored.comparison),
+        *_list_invalid_notices(stored.comparison),
+    ]
 
-    base = build_report(stored.comparison, stored.conditions)
+    comparison_report = build_report(stored.comparison, stored.conditions)
     return msgspec.structs.replace(
-        base,
+        comparison_report,
         title=f"{plan.workload} · B vs. A, in alternating blocks",
         generated_by="loadgen compare --live",
-        notices=[
-            *list_simulated_notices(stored.comparison),
-            *_list_invalid_notices(stored.comparison),
-        ],
-        sections=[*base.sections, blocks],
-        brief=[section("", setup, progress, short_blocks), *base.brief],
+        notices=notices,
+        sections=[*comparison_report.sections, blocks_section],
+        brief=[brief_section, *comparison_report.brief],
     )
 
 
 def _list_invalid_notices(comparison: Comparison) -> Iterator[Notice]:
-    """Yield a notice for each reason for which blocks are INVALID, with the number of blocks.
+    """Yield one notice for all blocks that are INVALID for the same reason.
 
-    There may be hundreds of blocks, and most of them are INVALID for the same reason.
+    There may be hundreds of such blocks, so a notice names only the first of them: "12 blocks, the
+    first is block-003-a: ...".
     """
     blocks_by_reason: dict[str, list[str]] = {}
     for block_name, codes in comparison.codes.items():
@@ -77,37 +84,41 @@ def _list_invalid_notices(comparison: Comparison) -> Iterator[Notice]:
         blocks_by_reason.setdefault(reason, []).append(block_name)
 
     for reason, block_names in blocks_by_reason.items():
-        names = block_names[0]
-        if len(block_names) > 1:
-            names = f"{format.counted(len(block_names), 'block')}, the first is {names}"
-        yield Notice("INVALID", f"{names}: {reason}", "bad")
+        first_name = block_names[0]
+        if len(block_names) == 1:
+            blocks = first_name
+        else:
+            blocks = f"{format.counted(len(block_names), 'block')}, the first is {first_name}"
+        yield Notice("INVALID", f"{blocks}: {reason}", "bad")
 
 
 def describe_progress(stored: StoredComparison) -> str:
     """Return how many groups of blocks are compared, and how many more are planned or needed.
 
-    More groups may be needed for a precision that the user requested.
+    If the user requested a precision, the number of groups that it needs follows from the first
+    groups. It may be larger than the number of planned groups, so that a complete comparison is
+    less precise than requested.
     """
-    plan = stored.plan
     text = _describe_compared_groups(stored)
+    needed_groups = stored.needed_groups
+    planned_groups = stored.plan.max_groups
     if not stored.is_complete:
-        planned_groups = plan.max_groups
-        if stored.needed_groups is not None:
-            planned_groups = min(stored.needed_groups, plan.max_groups)
+        if needed_groups is not None:
+            planned_groups = min(needed_groups, planned_groups)
         return (
             f"{text}. NOT COMPLETE: {planned_groups} groups were planned. "
             "Repeat the command to resume."
         )
 
     compared_groups = stored.complete_groups - stored.excluded_groups
-    is_precise = stored.needed_groups is None or stored.needed_groups <= compared_groups
-    if is_precise:
+    is_too_imprecise = needed_groups is not None and needed_groups > compared_groups
+    if not is_too_imprecise:
         return f"{text}."
 
-    half_width_percent = (plan.half_width or 0) * 100
+    half_width_percent = (stored.plan.half_width or 0) * 100
     return (
         f"{text}. The requested precision of ±{half_width_percent:g} % would need "
-        f"about {stored.needed_groups:,} groups."
+        f"about {needed_groups:,} groups."
     )
 
 
@@ -154,11 +165,21 @@ def describe_block(summary: Summary) -> str:
 
 
 def _build_group_chart(changes: GroupChanges) -> Chart:
-    """Return the chart of one metric: its change from A to B in each group, as a point."""
+    """Return the chart of one metric: its change from A to B in each group of four blocks.
+
+    Each group is one point, without lines between them. The order of the blocks in a group (ABBA or
+    BAAB) makes a drift that is linear in time cancel out.
+    """
     percentages = [change * 100 for change in changes.changes]
     group_count = len(percentages)
     group_numbers = [float(number) for number in range(1, group_count + 1)]
-    points = Series(x=group_numbers, y=percentages, color=COLORS[0], width=0, dots=True)
+    points = Series(
+        x=group_numbers,
+        y=percentages,
+        color=COLORS[0],
+        width=0,  # no line
+        dots=True,
+    )
     no_change = Mark(y=0.0, label="no change", color="good", extends_axis=True)
     return Chart(
         title=f"{changes.name}: change from A to B",
