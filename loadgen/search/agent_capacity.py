@@ -74,12 +74,13 @@ class StoredAgentSearch(
 
 
 def tier_objectives(tier: str) -> tuple[str, str]:
-    """Return the terms of --slo that a tier stands for.
+    """Return the terms of --slo that a tier, a pair of limits, stands for.
 
     The tier "20:10s" has two limits:
 
     - The 25th percentile of the output speed is at least 20 tokens per second. The speed of a
-      request is 1 / TPOT, so the 75th percentile of TPOT is at most 50 ms.
+      request is 1 / TPOT. So the slowest quarter of the speeds is the highest quarter of TPOT, and
+      the 75th percentile of TPOT is at most 50 ms.
     - The 95th percentile of TTFT is at most 10 s.
 
     Raises:
@@ -87,7 +88,8 @@ def tier_objectives(tier: str) -> tuple[str, str]:
     """
     option = f"--tier {tier}"
     match = TIER.fullmatch(tier.strip())
-    if match is None or float(match["speed"]) == 0:
+    lowest_tokens_per_s = 0.0 if match is None else float(match["speed"])
+    if match is None or lowest_tokens_per_s == 0:
         raise UserError("invalid_value", f"{tier!r} is not a tier", option, TIER_HINT)
 
     longest_ttft = match["ttft"]
@@ -96,8 +98,7 @@ def tier_objectives(tier: str) -> tuple[str, str]:
     except units.InvalidValueError as error:
         raise UserError(error.code, f"{tier!r} {error}", option, TIER_HINT) from None
 
-    least_tokens_per_s = float(match["speed"])
-    longest_tpot_ms = MS_PER_S / least_tokens_per_s
+    longest_tpot_ms = MS_PER_S / lowest_tokens_per_s
     return (f"ttft:{longest_ttft}:p95", f"tpot:{longest_tpot_ms:.6f}ms:p75")
 
 
@@ -188,55 +189,74 @@ def add_agents_to_result(
     checksums.write(output_dir)
 
 
-def brief_rows(agents: AgentCapacity) -> list[tuple[str, str]]:
+def list_brief_rows(agents: AgentCapacity) -> list[tuple[str, str]]:
     """Return the row about agents in the short result of a search, as a label and a text.
 
-    Return no row if no quotient is known.
+    For example: ("Sessions", "3.1 per accelerator, 810 per measured MW"). Return [] if the system
+    is not known, so that the sessions can be divided by nothing.
     """
-    value_by_unit = {
+    sessions_by_unit = {
         "per accelerator": agents.sessions_per_accelerator,
         "per provisioned MW": agents.sessions_per_provisioned_mw,
         "per measured MW": agents.sessions_per_measured_mw,
     }
     texts = [
-        f"{format.quantity(value)} {unit}"
-        for unit, value in value_by_unit.items()
-        if value is not None
+        f"{format.quantity(sessions)} {unit}"
+        for unit, sessions in sessions_by_unit.items()
+        if sessions is not None
     ]
     return [("Sessions", ", ".join(texts))] if texts else []
 
 
-class _Quotient(NamedTuple):
-    """A number of sessions divided by a property of the system. None if it is not known."""
+class _SessionsPer(NamedTuple):
+    """A number of sessions divided by a property of the system.
+
+    Attributes:
+        label: The name of the result, such as "sessions per measured MW".
+        sessions: The result. None if it is not known.
+        divisor: The property of the system. None if it is not known.
+        divisor_format: How the property is shown, such as "{:,.4g} kW".
+    """
 
     label: str
-    value: float | None
+    sessions: float | None
     divisor: float | None
-    unit_of_divisor: str
+    divisor_format: str
 
 
-def agents_section(agents: AgentCapacity) -> Section:
-    """Return the section with the sessions per accelerator and per megawatt."""
-    quotients = [
-        _Quotient(
-            "sessions per accelerator", agents.sessions_per_accelerator, agents.accelerators, ""
+def build_agents_section(agents: AgentCapacity) -> Section:
+    """Return the section with the sessions per accelerator and per megawatt.
+
+    Each row shows by what the sessions were divided, in the column "of": "sessions per measured MW,
+    810, 12.5 kW". Rows with an unknown number are left out.
+    """
+    number = "{:,.4g}"
+    kilowatts = "{:,.4g} kW"
+    divisions = [
+        _SessionsPer(
+            "sessions per accelerator",
+            agents.sessions_per_accelerator,
+            agents.accelerators,
+            divisor_format=number,
         ),
-        _Quotient(
+        _SessionsPer(
             "sessions per provisioned MW",
             agents.sessions_per_provisioned_mw,
             agents.provisioned_kw,
-            " kW",
+            divisor_format=kilowatts,
         ),
-        _Quotient(
-            "sessions per measured MW", agents.sessions_per_measured_mw, agents.measured_kw, " kW"
+        _SessionsPer(
+            "sessions per measured MW",
+            agents.sessions_per_measured_mw,
+            agents.measured_kw,
+            divisor_format=kilowatts,
         ),
     ]
     rows = []
-    for quotient in quotients:
-        if quotient.value is None or quotient.divisor is None:
-            continue
-        divisor = f"{quotient.divisor:,.4g}{quotient.unit_of_divisor}"
-        rows.append((quotient.label, format.quantity(quotient.value), divisor))
+    for division in divisions:
+        if division.sessions is not None and division.divisor is not None:
+            divisor = division.divisor_format.format(division.divisor)
+            rows.append((division.label, format.quantity(division.sessions), divisor))
 
     return section(
         "Sessions per accelerator and per megawatt",

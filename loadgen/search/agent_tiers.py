@@ -82,14 +82,15 @@ def name_tier_folder(tier: str) -> str:
 
 
 def check_tiers(tiers: Sequence[str]) -> None:
-    """Check that each tier can be read, and that no tier is repeated.
+    """Check that each tier can be read, such as "20:10s", and that no tier is repeated.
 
     Raises:
         UserError: A tier is wrong or repeated.
     """
     folders: set[str] = set()
     for tier in tiers:
-        tier_objectives(tier)
+        tier_objectives(tier)  # raises UserError for a wrong tier; the objectives are not needed
+
         folder = name_tier_folder(tier)
         if folder in folders:
             problem = "the tier is repeated"
@@ -126,17 +127,22 @@ def read_tiers(output_dir: Path) -> StoredTiers:
 
 
 def _check_folder_names(stored: StoredTiers, path: Path) -> None:
-    """Check that each folder in `tiers.json` has the name of a search at its tier.
+    """Check the names of the folders of searches in `tiers.json`.
 
-    A file that somebody has changed could name a folder elsewhere on the disk.
+    Each name follows from the tier. A file that somebody has changed could name a folder elsewhere
+    on the disk, even by a tier with a slash in it.
+
+    Args:
+        stored: The content of the file.
+        path: The file, for the error message.
 
     Raises:
-        UserError: A folder has another name.
+        UserError: A folder has another name, or the name has a slash.
     """
     for result in stored.tiers:
-        is_folder_of_tier = result.folder == name_tier_folder(result.tier)
-        is_elsewhere = "/" in result.folder
-        if not is_folder_of_tier or is_elsewhere:
+        has_name_of_tier = result.folder == name_tier_folder(result.tier)
+        has_slash = "/" in result.folder
+        if not has_name_of_tier or has_slash:
             problem = f"the folder {result.folder!r} is not that of the tier {result.tier!r}"
             raise UserError("damaged_file", problem, str(path), "search again with another --out")
 
@@ -149,7 +155,7 @@ def update_tiers(output_dir: Path, stored: StoredTiers) -> StoredTiers:
     """
     searches = [_read_search(output_dir / result.folder) for result in stored.tiers]
     results = [
-        result if search is None else _read_result(output_dir, result, search)
+        result if search is None else _update_result(output_dir, result, search)
         for result, search in zip(stored.tiers, searches, strict=True)
     ]
     return msgspec.structs.replace(
@@ -164,23 +170,30 @@ def _read_search(search_dir: Path) -> StoredSearch | None:
     return experiment.read_search(search_dir) if search_dir.is_dir() else None
 
 
-def _read_result(output_dir: Path, result: TierResult, search: StoredSearch) -> TierResult:
-    """Return the result of a tier, from its search and from the best trial of the search.
+def _update_result(output_dir: Path, result: TierResult, search: StoredSearch) -> TierResult:
+    """Return the result of a tier as its search has it now.
 
-    A trial is a run with one number of agents. The best trial has the highest number that met the
-    tier.
+    A search runs trials with several numbers of agents. The best trial has the highest number that
+    met the tier. Its summary describes the system, so that agents per accelerator can be computed.
+
+    Args:
+        output_dir: The folder of all searches.
+        result: The result of the tier as stored earlier.
+        search: The search at the tier.
     """
     search_dir = output_dir / result.folder
     best_trial = find_best_trial(search.trials)
     run_dirs = [] if best_trial is None else [search_dir / best_trial.run_name]
+    summaries = stored_summaries(search_dir, run_dirs)
+    capacity = capacity_and_state(search.result, search.trials)
 
     return msgspec.structs.replace(
         result,
         stop_reason=search.result.stop_reason,
-        state=capacity_and_state(search.result, search.trials).state,
+        state=capacity.state,
         lower_bound=search.result.is_lower_bound,
         code=exit_code(search.result),
-        agents=find_agent_capacity(search, stored_summaries(search_dir, run_dirs)),
+        agents=find_agent_capacity(search, summaries),
     )
 
 

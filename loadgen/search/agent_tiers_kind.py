@@ -22,10 +22,13 @@ def code(stored: StoredTiers, _strict: bool) -> int:
 
 
 def list_row(output_dir: Path) -> ListRow:
-    """Return the row of searches at several tiers in the list of results."""
+    """Return the row of searches at several tiers in the list of results.
+
+    Its outcome is the number of sessions at each tier: "Sessions: 124 at 20:10s, 64 at 50:5s".
+    """
     stored = agent_tiers.read_tiers(output_dir)
     return ListRow(
-        outcome=agent_tiers_text.describe_tiers(stored).removeprefix("SIMULATED: ").rstrip("."),
+        outcome=agent_tiers_text.list_sessions(stored),
         description=stored.workload,
         target=stored.target,
         simulated=stored.simulated,

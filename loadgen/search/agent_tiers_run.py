@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.options import default_output_folder
@@ -33,6 +34,13 @@ from loadgen.search.search_run import run_planned_search
 OPTIONS_OF_ALL_TIERS = frozenset({"--tier", "--out", "-o", "--resume"})
 """Options with a value of the whole command, in place of which each search has its own."""
 SWITCHES_OF_ALL_TIERS = frozenset({"--force"})
+
+
+class _SearchesEnd(NamedTuple):
+    """How the searches ended: with an exit code, and with an error or None."""
+
+    exit_code: int
+    stop_error: KeyboardInterrupt | TargetError | None
 
 
 @dataclass(frozen=True)
@@ -82,25 +90,26 @@ class TierSearches:
         """
         output_dir = self.choose_output_dir()
         planned = [self._plan_tier(tier, output_dir) for tier in self.tiers]
-        self._check_folder(output_dir)
+        self._prepare_folder(output_dir)
 
         with locked_folder(output_dir):
-            stored = self._begin(output_dir, planned[0])
-            try:
-                exit_code = self._run_searches(planned)
-            except (KeyboardInterrupt, TargetError) as error:
-                stored = _save(output_dir, stored)
-                has_result = any(result.agents is not None for result in stored.tiers)
-                if not has_result:
-                    raise
-                exit_code = _report_stop(error)
-            stored = _save(output_dir, stored)
+            initial = self._read_or_write_tiers(output_dir, planned[0])
+            exit_code, stop_error = self._run_until_error(planned)
+            stored = _save(output_dir, initial)
+            has_result = any(result.agents is not None for result in stored.tiers)
+            if stop_error is not None and not has_result:
+                raise stop_error
 
+        if isinstance(stop_error, TargetError):
+            print_status(str(stop_error))
         _print_result(output_dir, stored, as_json=as_json, full=full)
         return exit_code
 
     def choose_output_dir(self) -> Path:
-        """Return the folder to continue, else the folder of --out, else a new folder.
+        """Check the tiers and the options, and return the folder of all searches.
+
+        This is the folder to continue, else the folder of --out, else a new one with the name of
+        the workload.
 
         Raises:
             UserError: An option is wrong.
@@ -108,6 +117,7 @@ class TierSearches:
         """
         _check_over_sessions(self.options)
         agent_tiers.check_tiers(self.tiers)
+        # All searches have the same options, so those of the first one stand for all.
         checked = self._check_tier(self.tiers[0], self.invocation)
         if self.resume_dir is not None:
             return self.resume_dir
@@ -124,37 +134,53 @@ class TierSearches:
         return check_options(invocation, self.workload_name, options, None)
 
     def _plan_tier(self, tier: str, output_dir: Path) -> PlannedSearch:
-        """Return the search at a tier, as if it had been requested by a command of its own."""
-        folder = output_dir / agent_tiers.name_tier_folder(tier)
-        arguments = remove_options(
+        """Return the search at a tier, planned like the command of a user for this tier only.
+
+        The search stores the arguments of this command, which can continue it. So they have the
+        tier and the folder of the search in place of those of the whole command: with the arguments
+        `--tier 20:10s --tier 60:5s --out r`, the first search has `--tier 20:10s --out
+        r/tier-20-10s`.
+        """
+        search_dir = output_dir / agent_tiers.name_tier_folder(tier)
+        common_arguments = remove_options(
             self.invocation.arguments, OPTIONS_OF_ALL_TIERS, SWITCHES_OF_ALL_TIERS
         )
-        invocation = dataclasses.replace(
-            self.invocation.with_options(out=str(folder), force=False),
-            arguments=[*arguments, "--tier", tier, "--out", str(folder)],
+        invocation_of_tier = dataclasses.replace(
+            self.invocation.with_options(out=str(search_dir), force=False),
+            arguments=[*common_arguments, "--tier", tier, "--out", str(search_dir)],
         )
-        return plan_search(invocation, self._check_tier(tier, invocation))
+        return plan_search(invocation_of_tier, self._check_tier(tier, invocation_of_tier))
 
-    def _check_folder(self, output_dir: Path) -> None:
-        """Check that the folder has no other results, after moving them away with --force.
+    def _prepare_folder(self, output_dir: Path) -> None:
+        """Move results away if --force is used, and check that no other results are in the folder.
+
+        A folder that is continued keeps its results. They must be of the same tiers.
 
         Raises:
             UserError: The folder has other results.
         """
-        if self.resume_dir is None:
+        is_resumed = self.resume_dir is not None
+        if not is_resumed:
             self.invocation.move_existing_results(output_dir)
 
-        if not agent_tiers.has_tiers(output_dir):
+        if agent_tiers.has_tiers(output_dir):
+            self._check_same_tiers(output_dir)
+        else:
             check_no_results(output_dir)
-            return
 
+    def _check_same_tiers(self, output_dir: Path) -> None:
+        """Check that the folder has searches at the requested tiers, in the same order.
+
+        Raises:
+            UserError: The tiers differ.
+        """
         stored_tiers = tuple(result.tier for result in agent_tiers.read_tiers(output_dir).tiers)
         if stored_tiers != self.tiers:
             problem = f"the folder has the tiers {', '.join(stored_tiers)}"
             hint = "repeat the same command, or use another --out"
             raise UserError("mismatch", problem, str(output_dir), hint)
 
-    def _begin(self, output_dir: Path, first_search: PlannedSearch) -> StoredTiers:
+    def _read_or_write_tiers(self, output_dir: Path, first_search: PlannedSearch) -> StoredTiers:
         """Return the tiers stored in a folder. A folder without tiers gets the requested ones."""
         if agent_tiers.has_tiers(output_dir):
             return agent_tiers.read_tiers(output_dir)
@@ -173,6 +199,15 @@ class TierSearches:
         )
         agent_tiers.write_tiers(output_dir, stored)
         return stored
+
+    def _run_until_error(self, planned: list[PlannedSearch]) -> _SearchesEnd:
+        """Run the searches, and return the exit code with the error that ended them, if any."""
+        try:
+            return _SearchesEnd(self._run_searches(planned), stop_error=None)
+        except KeyboardInterrupt as interrupt:
+            return _SearchesEnd(INTERRUPTED, stop_error=interrupt)
+        except TargetError as error:
+            return _SearchesEnd(error.exit_code, stop_error=error)
 
     def _run_searches(self, planned: list[PlannedSearch]) -> int:
         """Run one search after the other and return the highest exit code.
@@ -194,14 +229,6 @@ def _check_over_sessions(options: SearchOptions) -> None:
     if options.over != SESSIONS:
         problem = "several tiers need a search over sessions"
         raise UserError("unsupported", problem, f"--over {options.over}", f"--over {SESSIONS}")
-
-
-def _report_stop(error: KeyboardInterrupt | TargetError) -> int:
-    """Print the error that ended the searches, and return the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    print_status(str(error))
-    return error.exit_code
 
 
 def _save(output_dir: Path, stored: StoredTiers) -> StoredTiers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from loadgen.core import format
@@ -21,86 +21,104 @@ from loadgen.search.agent_tiers import StoredTiers, TierResult
 UNKNOWN = "-"
 
 
-class QuotientColumn(NamedTuple):
-    """A column of the table: its name, and the quotient that it shows."""
+class DivisionColumn(NamedTuple):
+    """A column of the table: its name, and which division of the sessions it shows.
+
+    Attributes:
+        name: What the sessions are divided by, such as "per accelerator".
+        read_value: Returns the sessions divided by it. None if it is not known.
+    """
 
     name: str
     read_value: Callable[[AgentCapacity], float | None]
 
+    def value_at(self, result: TierResult) -> float | None:
+        """Return the value of the column for a tier, or None if it is not known."""
+        return None if result.agents is None else self.read_value(result.agents)
+
 
 COLUMNS = (
-    QuotientColumn("per accelerator", lambda agents: agents.sessions_per_accelerator),
-    QuotientColumn("per provisioned MW", lambda agents: agents.sessions_per_provisioned_mw),
-    QuotientColumn("per measured MW", lambda agents: agents.sessions_per_measured_mw),
+    DivisionColumn("per accelerator", lambda agents: agents.sessions_per_accelerator),
+    DivisionColumn("per provisioned MW", lambda agents: agents.sessions_per_provisioned_mw),
+    DivisionColumn("per measured MW", lambda agents: agents.sessions_per_measured_mw),
 )
 
 
 def describe_sessions(result: TierResult) -> str:
-    """Return the number of sessions at a tier: "124", "at least 64", "none" or "not known"."""
-    if result.agents is None:
-        return "not known"
-    sessions = result.agents.sessions
-    if sessions is None:
-        return "none" if result.state == "none" else "not known"
+    """Return the number of sessions at a tier: "124", "at least 64", "none" or "not known".
 
-    is_at_least = result.lower_bound or result.state == "stopped"
-    return f"at least {sessions:g}" if is_at_least else f"{sessions:g}"
+    "at least 64" means that more was not tried: 64 is the highest number that was allowed, or the
+    search was stopped.
+    """
+    sessions = None if result.agents is None else result.agents.sessions
+    if sessions is None:
+        has_shown_none = result.agents is not None and result.state == "none"
+        return "none" if has_shown_none else "not known"
+
+    may_be_higher = result.lower_bound or result.state == "stopped"
+    return f"at least {sessions:g}" if may_be_higher else f"{sessions:g}"
 
 
 def describe_tiers(stored: StoredTiers) -> str:
-    """Return the result in one sentence, for example "Sessions: 124 at 20:10s, 64 at 50:5s."."""
-    parts = [f"{describe_sessions(result)} at {result.tier}" for result in stored.tiers]
+    """Return the result in one sentence: "SIMULATED: Sessions: 124 at 20:10s, 64 at 50:5s."."""
     prefix = "SIMULATED: " if stored.simulated else ""
-    return f"{prefix}Sessions: {', '.join(parts)}."
+    return f"{prefix}{list_sessions(stored)}."
+
+
+def list_sessions(stored: StoredTiers) -> str:
+    """Return the sessions at all tiers, for example "Sessions: 124 at 20:10s, 64 at 50:5s"."""
+    sessions = [f"{describe_sessions(result)} at {result.tier}" for result in stored.tiers]
+    return f"Sessions: {', '.join(sessions)}"
 
 
 def create_report(stored: StoredTiers) -> Report:
-    """Return the report: a table of the tiers, their folders, and the command that continues."""
+    """Return the report: a table of the tiers, their folders, and the command that continues.
+
+    The brief form for a terminal has no table of the folders.
+    """
     title = f"Agents per tier: {stored.workload} on {stored.target}"
-    table = build_tier_table(stored)
+    tier_table = build_tier_table(stored)
     resume_sections = list(_list_resume_sections(stored))
+    full_sections = [
+        section("Sessions per tier", tier_table, id="tiers"),
+        section("Searches", _build_search_table(stored)),
+        *resume_sections,
+    ]
+    brief_sections = [
+        section("", Paragraph(title)),
+        section("", tier_table, indented=True),
+        *resume_sections,
+    ]
+
+    # A notice says that the result is simulated, so the headline does not repeat it.
     return Report(
         title=title,
         page_title=f"{stored.workload}: agents per tier",
         generated_by=f"loadgen {stored.version} report of several tiers",
         notices=[simulated_notice()] if stored.simulated else [],
-        headline=[Paragraph(describe_tiers(stored).removeprefix("SIMULATED: "), large=True)],
-        sections=[
-            section("Sessions per tier", table, id="tiers"),
-            section("Searches", _build_search_table(stored)),
-            *resume_sections,
-        ],
-        brief=[
-            section("", Paragraph(title)),
-            section("", table, indented=True),
-            *resume_sections,
-        ],
+        headline=[Paragraph(f"{list_sessions(stored)}.", large=True)],
+        sections=full_sections,
+        brief=brief_sections,
     )
 
 
 def build_tier_table(stored: StoredTiers) -> Table:
-    """Return the table of the tiers, with a column for each quotient that some tier has.
+    """Return the table of the tiers, with their sessions in total and per accelerator or megawatt.
 
-    A quotient is, for example, the number of sessions per accelerator.
+    A column of which no tier has a value is left out.
     """
-    columns = [column for column in COLUMNS if _has_value(column, stored.tiers)]
+    columns = [
+        column
+        for column in COLUMNS
+        if any(column.value_at(result) is not None for result in stored.tiers)
+    ]
     rows = []
     for result in stored.tiers:
-        quotients = [_format_value(_read_value(column, result)) for column in columns]
-        rows.append((result.tier, describe_sessions(result), *quotients))
+        values = [_format_value(column.value_at(result)) for column in columns]
+        rows.append((result.tier, describe_sessions(result), *values))
 
-    names = [column.name for column in columns]
-    return Table(("tier", "sessions", *names), rows)
-
-
-def _has_value(column: QuotientColumn, results: Sequence[TierResult]) -> bool:
-    """Return whether any tier has a value in a column."""
-    return any(_read_value(column, result) is not None for result in results)
-
-
-def _read_value(column: QuotientColumn, result: TierResult) -> float | None:
-    """Return the value of a tier in a column, or None if it is not known."""
-    return None if result.agents is None else column.read_value(result.agents)
+    head = ("tier", "sessions", *[column.name for column in columns])
+    return Table(head, rows)
 
 
 def _format_value(value: float | None) -> str:

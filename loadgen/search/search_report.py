@@ -29,7 +29,7 @@ from loadgen.runs import sweep_charts, sweep_report
 from loadgen.runs.slo_text import judge_objectives
 from loadgen.runs.sweep_curve import SweepCurve, build_curve
 from loadgen.search import search_text
-from loadgen.search.agent_capacity import AgentCapacity, agents_section, brief_rows
+from loadgen.search.agent_capacity import AgentCapacity, build_agents_section, list_brief_rows
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
 from loadgen.search.search_results import (
@@ -161,7 +161,7 @@ def _brief_section(source: SearchReportInput) -> Section:
         source.unit,
         limit=source.limit,
         simulated=source.search.simulated,
-        further_rows=() if source.agents is None else brief_rows(source.agents),
+        further_rows=() if source.agents is None else list_brief_rows(source.agents),
     )
     return section("", facts, indented=True)
 
@@ -177,7 +177,7 @@ def _sections(source: SearchReportInput, trial_curve: SweepCurve | None) -> list
         section("Latency against load", Charts(list(_charts_of_terms(source)))),
     ]
     if source.agents is not None:
-        sections.insert(1, agents_section(source.agents))
+        sections.insert(1, build_agents_section(source.agents))
     if trial_curve is not None:
         sections.append(section("", sweep_report.measured_facts(trial_curve)))
 

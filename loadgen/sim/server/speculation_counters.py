@@ -14,6 +14,7 @@ from loadgen.sim.server.options import Options
 
 _PREFIX = "vllm:spec_decode_num_"
 _ROUNDING_ERROR = 1e-9
+"""Added before rounding down, because a quotient such as 100 / 2.5 may be 39.99999999999999."""
 
 
 def create_speculation_counters(options: Options) -> SpeculationCounters | None:
@@ -61,27 +62,33 @@ class SpeculationCounters:
     def format_lines(self, labels: str) -> Iterator[str]:
         """Yield the counters of drafts and accepted tokens in the Prometheus text format.
 
-        Each step of the model checks one draft and generates the accepted tokens and one more. With
-        2.5 tokens per step, 100 tokens need 40 drafts, of which 60 tokens are accepted.
+        Each step of the model checks one draft, and generates the accepted tokens of the draft and
+        one token more. Example: with 2.5 tokens per step, 100 tokens need 40 steps, so 40 drafts.
+        The steps generate 40 tokens themselves, and the other 60 are accepted tokens of drafts.
+
+        Args:
+            labels: The labels of each counter, such as `model_name="m"`.
         """
         drafts = int(self._decoded_tokens / self._accepted_length + _ROUNDING_ERROR)
         draft_tokens = drafts * self._draft_tokens
         accepted_tokens = min(self._decoded_tokens - drafts, draft_tokens)
-        counters = {
-            "drafts": drafts,
-            "draft_tokens": draft_tokens,
-            "accepted_tokens": accepted_tokens,
-        }
-        for name, value in counters.items():
-            yield f"# TYPE {_PREFIX}{name}_total counter"
-            yield f"{_PREFIX}{name}_total{{{labels}}} {value}"
+        yield from _format_counter("drafts", labels, drafts)
+        yield from _format_counter("draft_tokens", labels, draft_tokens)
+        yield from _format_counter("accepted_tokens", labels, accepted_tokens)
 
         # The accepted tokens by their position in a draft. A token can only be accepted if all
         # earlier tokens of the draft are, as in the synthetic acceptance of vLLM.
         name = f"{_PREFIX}accepted_tokens_per_pos_total"
         yield f"# TYPE {name} counter"
-        remaining = accepted_tokens
+        remaining_tokens = accepted_tokens
         for position in range(self._draft_tokens):
-            accepted_at_position = min(drafts, remaining)
-            remaining -= accepted_at_position
+            accepted_at_position = min(drafts, remaining_tokens)
+            remaining_tokens -= accepted_at_position
             yield f'{name}{{{labels},position="{position}"}} {accepted_at_position}'
+
+
+def _format_counter(name: str, labels: str, value: int) -> Iterator[str]:
+    """Yield the type and the value of a counter, as two lines of a metrics page."""
+    full_name = f"{_PREFIX}{name}_total"
+    yield f"# TYPE {full_name} counter"
+    yield f"{full_name}{{{labels}}} {value}"
