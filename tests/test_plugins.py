@@ -134,7 +134,7 @@ def test_the_environment_variable_disables_plugins(
         ("soup", "kitchen_b:OTHER", f"{GROUP} has a row of this name already"),
     ],
 )
-def test_a_failing_plugin_is_named_and_stops_nothing(
+def test_a_failing_plugin_is_named_and_does_not_stop_the_command(
     packages: Path, capsys: pytest.CaptureFixture[str], name: str, value: str, fault: str
 ) -> None:
     install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {name: value}})

@@ -51,7 +51,7 @@ def read_objective(summary: Summary) -> AnswersObjective:
         ("0%", "200", None, 4, "error"),
     ],
 )
-def test_all_outputs_agree(
+def test_all_outputs_agree_on_the_answers_objective(
     tmp_path: Path,
     wrong: str,
     requests: str,
@@ -81,7 +81,7 @@ def test_all_outputs_agree(
     assert case.outcome == case_outcome
 
 
-def test_an_slo_may_have_no_other_objective(tmp_path: Path) -> None:
+def test_an_slo_with_only_an_answers_objective_is_judged(tmp_path: Path) -> None:
     assert run(tmp_path, "30%", "-n", "2000", "--slo", "answers:95%") == 1
     summary = run_folder.read_summary(tmp_path / "run")
     assert summary.goodput.met is False
@@ -90,7 +90,7 @@ def test_an_slo_may_have_no_other_objective(tmp_path: Path) -> None:
     assert exits("run", "qa", "--url", "sim:gb300-vm", "--slo", "answers:95%") == 2
 
 
-def test_an_invalid_run_has_no_outcome(tmp_path: Path) -> None:
+def test_an_invalid_run_has_no_outcome_of_its_answers_objective(tmp_path: Path) -> None:
     assert run(tmp_path, "0%", "-n", "5", "--slo", "answers:95%") == 3
     summary = run_folder.read_summary(tmp_path / "run")
     assert not summary.verdict.valid
@@ -123,7 +123,7 @@ def test_a_run_without_any_outcome_of_a_check_is_undecided(tmp_path: Path) -> No
         ("answers:90%:p95", "invalid_value"),
     ],
 )
-def test_a_wrong_term_is_refused(term: str, code: str) -> None:
+def test_an_invalid_answers_objective_is_refused(term: str, code: str) -> None:
     with pytest.raises(CombinedError) as refused:
         load("qa", read_flags(slo=(term,), request_rate="1"))
     (error,) = refused.value.errors
@@ -149,7 +149,7 @@ requests:
         ("{ttft: 9s}", ", slo: {answers: 95%}", False),
     ],
 )
-def test_a_workload_file_may_have_the_objective(
+def test_a_workload_file_accepts_an_answers_objective(
     tmp_path: Path, slo: str, class_slo: str, is_accepted: bool
 ) -> None:
     write_questions(tmp_path)
@@ -164,7 +164,7 @@ def test_a_workload_file_may_have_the_objective(
         assert summary.goodput.met is True
 
 
-def test_a_search_finds_the_load_up_to_which_answers_are_right(tmp_path: Path) -> None:
+def test_a_search_confirms_the_load_up_to_which_answers_are_correct(tmp_path: Path) -> None:
     preset = tmp_path / "defect.yaml"
     preset.write_text("extends: gb300-vm\nanswers: {wrong: 50%, above_in_flight: 40}\n")
     questions = ("--check-answers", str(write_questions(tmp_path)), "--check-share", "50%")

@@ -357,7 +357,7 @@ def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple
         yield from helps((*path, name), columns)
 
 
-def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
+def test_every_help_fits_60_columns_and_has_an_example_that_its_command_accepts() -> None:
     help_texts = dict(helps())
 
     assert list(help_texts)[1:4] == [("doctor",), ("run",), ("report",)], (
@@ -455,7 +455,9 @@ def test_shell_completion_lists_commands_and_options(
         (Settings(url="http://h"), "loadgen doctor"),
     ],
 )
-def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, expected_text: str) -> None:
+def test_the_result_of_a_busy_host_suggests_a_next_command(
+    settings: Settings, expected_text: str
+) -> None:
     arguments = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
     assert expected_text in suggest_next_step(arguments, settings)
 

@@ -195,7 +195,9 @@ def test_no_command_reads_or_writes_outside_a_foreign_folder(
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
 
 
-def test_a_page_is_rendered_anew_and_never_served_as_stored(sound: Path, tmp_path: Path) -> None:
+def test_a_page_is_rendered_from_the_result_and_never_served_as_stored(
+    sound: Path, tmp_path: Path
+) -> None:
     from loadgen import result_kinds
 
     folder = Path(shutil.copytree(sound / "contract", tmp_path / "contract"))
@@ -214,7 +216,7 @@ def test_a_page_replaces_a_symbolic_link_and_not_its_target(tmp_path: Path) -> N
     assert (tmp_path / "page").read_bytes() == b"new" and not (tmp_path / "page").is_symlink()
 
 
-def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(
+def test_links_inside_a_folder_and_on_the_path_to_it_are_followed(
     foreign_dir: Path, tmp_path: Path
 ) -> None:
     (foreign_dir / "notes").symlink_to("run.json")
@@ -225,7 +227,7 @@ def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(
         files.refuse_links(tmp_path / "disk")
 
 
-def test_report_leaves_no_page_in_a_folder_that_is_no_result(
+def test_the_report_command_writes_no_page_into_a_folder_that_is_no_result(
     foreign_dir: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "clone"
@@ -435,7 +437,7 @@ def test_the_security_policy_of_a_page_allows_only_its_script() -> None:
     assert not re.search(r"<[^>]+ on[a-z]+=", text), "a handler in an attribute would not run"
 
 
-def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> None:
+def test_no_key_is_sent_to_an_endpoint_that_only_a_contract_names(tmp_path: Path) -> None:
     from loadgen.contracts import command
     from loadgen.contracts.loading import load_contract
     from loadgen.core.execution.plan import Settings

@@ -234,7 +234,7 @@ def test_command_line_and_python_build_the_same_run(
     assert build_settings(url | typed) == build_settings(url | python)
 
 
-def test_the_api_key_comes_from_option_file_or_environment(
+def test_the_api_key_is_read_from_a_file_option_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text("k-file\n")

@@ -79,7 +79,7 @@ def ignore(event: RunEvent) -> None:
     """Receive an event."""
 
 
-def test_agents_are_placed_again_once_their_cpus_are_free(nodes: RayNodes) -> None:
+def test_agents_are_restarted_once_their_cpus_are_free(nodes: RayNodes) -> None:
     async def place_twice() -> int:
         await nodes.place_agents(1, ignore)
         await WorkerGroup(nodes)._end_all()

@@ -139,7 +139,7 @@ def test_variation_between_server_starts_is_rarely_taken_for_a_difference() -> N
     assert wrong <= 1
 
 
-def test_a_tail_from_one_bad_period_per_run_is_undecided() -> None:
+def test_a_difference_in_a_tail_from_one_slow_period_per_run_is_undecided() -> None:
     """A difference that comes from three slow periods of 8 s, one in each run, is inconclusive."""
     clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
     for records in clean:  # without the noise of the queue
@@ -322,7 +322,7 @@ def test_a_result_compared_with_itself_or_a_copy_is_not_judged(repeats: int) -> 
     )
 
 
-def test_too_few_samples_are_inconclusive() -> None:
+def test_a_comparison_of_too_few_samples_is_inconclusive() -> None:
     differences_by_name = {
         difference.metric: difference
         for difference in comparison.compare(
@@ -404,7 +404,9 @@ def test_holm_correction_equals_a_worked_example(
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
-def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
+def test_holm_levels_reject_the_same_differences_as_the_step_down_procedure(
+    chances: list[float],
+) -> None:
     levels = significance.holm_levels(chances, 0.05)
     expected = set()
     for place, i in enumerate(sorted(range(len(chances)), key=lambda i: (chances[i], i))):

@@ -69,7 +69,7 @@ def change_of_index(first: Side, other: Side) -> Difference:
     return difference
 
 
-def test_two_equal_servers_have_an_interval_around_no_change() -> None:
+def test_the_fluidity_change_of_two_equal_servers_has_an_interval_around_zero() -> None:
     difference = change_of_index(side(rows(1, 1500), "a"), side(rows(2, 1500), "b"))
     assert difference.change is not None
     assert difference.low is not None and difference.high is not None
@@ -78,13 +78,13 @@ def test_two_equal_servers_have_an_interval_around_no_change() -> None:
     assert difference.outcome in ("equivalent", "inconclusive")
 
 
-def test_a_slower_server_has_a_lower_index() -> None:
+def test_a_slower_server_has_a_lower_fluidity_index() -> None:
     difference = change_of_index(side(rows(1, 1500), "a"), side(rows(2, 1500, slower=1.3), "b"))
     assert difference.outcome == "different"
     assert difference.high is not None and difference.high < 0
 
 
-def test_the_interval_of_one_run_contains_the_true_index_as_often_as_it_says() -> None:
+def test_the_standard_error_of_the_fluidity_index_equals_its_variation_between_runs() -> None:
     run_count = 60
     indices = []
     estimates = []
@@ -119,7 +119,7 @@ def test_failed_requests_have_no_token_deadlines() -> None:
     assert difference.after == fluidity.index and difference.low is not None
 
 
-def test_a_run_without_a_missed_deadline_does_not_show_that_none_is_ever_missed() -> None:
+def test_the_fluidity_index_of_a_run_without_a_missed_deadline_has_an_error_above_zero() -> None:
     records = rows(3, 200)
     never_missed = TokenDeadlines(10**12, 10**12)
     counts = count_token_deadlines([Columns(records)], gaps_of(records), never_missed)
@@ -134,7 +134,7 @@ def test_a_run_without_a_missed_deadline_does_not_show_that_none_is_ever_missed(
     ("records", "has_gaps", "reason"),
     [(rows(3, 70), True, "only 70 samples"), (rows(3, 300), False, NO_TOKEN_TIMES)],
 )
-def test_an_index_without_enough_responses_has_a_reason_in_place_of_an_interval(
+def test_a_fluidity_index_without_enough_responses_has_a_reason_and_no_interval(
     records: NDArray[np.void], has_gaps: bool, reason: str
 ) -> None:
     assert INDEX is not None
@@ -151,7 +151,7 @@ requests:
 """
 
 
-def test_the_index_of_a_request_class_is_compared(tmp_path: Path) -> None:
+def test_the_fluidity_index_of_a_request_class_is_compared(tmp_path: Path) -> None:
     (tmp_path / "mix.yaml").write_text(MIX)
     sides = []
     for seed in ("1", "2"):

@@ -39,7 +39,7 @@ def write_contract(folder: Path, requests: int = 1000, check: str = "true") -> P
     ("wrong", "verdict", "exit_code"),
     [("0%", "PASS", 0), ("5%", "INCONCLUSIVE", 4), ("30%", "FAIL", 1)],
 )
-def test_the_interval_of_the_score_decides(
+def test_an_answers_term_is_decided_by_the_interval_of_the_score(
     tmp_path: Path, wrong: str, verdict: str, exit_code: int
 ) -> None:
     contract = write_contract(tmp_path)

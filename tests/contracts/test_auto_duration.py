@@ -139,7 +139,7 @@ def test_the_contract_that_size_writes_has_a_decided_verdict(
     assert exits("validate", "c.yaml", *SIM, "-o", "poc") == 0
 
 
-def test_the_page_shows_throughput_and_names_the_hardware_once(
+def test_the_page_of_a_contract_has_the_throughput_and_names_the_hardware_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The contract is for 8 GPUs, and the simulated machine has 4."""

@@ -128,7 +128,9 @@ SHORT_HORIZON = "name: c\nhorizon: 5s"
         (contract("must: [{sustained: {share: 120%, window: 1m}}]"), "out_of_range"),
     ],
 )
-def test_a_wrong_value_has_its_error_code(tmp_path: Path, text: str, code: str) -> None:
+def test_an_invalid_value_in_a_contract_has_its_error_code(
+    tmp_path: Path, text: str, code: str
+) -> None:
     assert_refused(tmp_path, text, code)
 
 

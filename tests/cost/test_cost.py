@@ -354,7 +354,7 @@ def test_purchased_machines_include_depreciation_and_staff():
     assert noted(priced_result)["part_of_machines"] == {"used": 4, "bought": 8}
 
 
-def test_machines_are_rented_as_a_whole():
+def test_the_cost_includes_all_gpus_of_a_rented_machine():
     priced_result = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
     assert priced_result.gpus_paid == 8 and priced_result.hourly_cost_parts == {"rent": 120}
     assert noted(priced_result)["whole_machines"] == {"used": 5, "paid": 8}
@@ -741,7 +741,7 @@ def test_two_prices_of_one_measurement_share_its_rate():
     )  # type: ignore[operator]
 
 
-def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference():
+def test_the_break_even_volume_is_the_fixed_cost_divided_by_the_price_difference():
     """1,728 per day at 0.00252 per request breaks even at 685,714 of 1,728,000 requests."""
     entry = (
         "per_token: provider: P, model: m, per_million_input: 1, "

@@ -450,7 +450,7 @@ def test_a_workload_of_the_user_is_selected_by_the_name_in_its_file(
     assert "5,000 users of rag" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_edited_workload_is_searched_again(folder: Path) -> None:
+def test_an_edited_workload_needs_a_new_search(folder: Path) -> None:
     searched: list[str] = []
 
     def search(arguments: list[str]) -> int:

@@ -179,7 +179,7 @@ def interrupt_run(*_: object, **__: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_curve_keeps_its_points_and_can_be_resumed(
+def test_an_interrupted_curve_stores_its_points_and_can_be_resumed(
     folder: Path, tmp_path: Path
 ) -> None:
     curve = tmp_path / "curve"

@@ -88,7 +88,7 @@ def test_the_output_of_an_interrupted_run_states_the_interruption_before_its_num
     check_golden("run_interrupted", output)
 
 
-def test_latencies_of_an_invalid_run_are_marked(tmp_path: Path) -> None:
+def test_latencies_of_an_invalid_run_are_marked_in_the_output(tmp_path: Path) -> None:
     invalid = run_in_virtual_time(tmp_path / "invalid", "invalid")
     valid = run_in_virtual_time(tmp_path / "valid", "no_slo")
 
@@ -122,7 +122,7 @@ def test_the_output_of_embeddings_has_only_end_to_end_latency(tmp_path: Path) ->
         ("60s", 19.0, ""),
     ],
 )
-def test_rate_of_a_run_that_is_short_compared_with_its_requests_is_explained(
+def test_the_output_explains_the_rate_of_a_run_that_is_short_compared_to_its_requests(
     tmp_path: Path, duration: str, expected_rate: float | None, expected_reason: str
 ) -> None:
     # A request takes about four seconds.

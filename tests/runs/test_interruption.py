@@ -28,7 +28,7 @@ def interrupt_plan(event: events.RunEvent) -> None:
         raise KeyboardInterrupt
 
 
-def test_interruption_before_the_load_says_that_nothing_was_measured(
+def test_an_interruption_before_the_load_reports_that_nothing_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
@@ -41,7 +41,7 @@ def test_interruption_before_the_load_says_that_nothing_was_measured(
     assert not (tmp_path / "run").exists()
 
 
-def test_interruption_after_the_load_names_the_command_that_shows_it(
+def test_an_interruption_after_the_load_names_the_command_that_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
@@ -59,7 +59,7 @@ def test_interruption_after_the_load_names_the_command_that_shows_it(
 @pytest.mark.parametrize(
     ("has_finished_run", "text"), [(True, "the same command resumes it"), (False, "Nothing was")]
 )
-def test_interrupted_command_with_several_runs_says_whether_any_has_finished(
+def test_an_interrupted_command_of_several_runs_states_whether_any_has_finished(
     has_finished_run: bool, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if has_finished_run:

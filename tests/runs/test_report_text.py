@@ -264,7 +264,7 @@ def test_durations_sizes_and_differences_are_formatted(
     assert function(*arguments) == expected_text  # type: ignore[operator]
 
 
-def test_a_range_of_one_value_is_shown_as_one_value() -> None:
+def test_a_range_of_one_value_is_printed_as_one_value() -> None:
     assert format.value_range("3,000", "3,000") == "3,000"
     assert format.value_range("2,000", "3,000") == "2,000 to 3,000"
     assert format.shares((0.05, 0.05)) == "5 %"

@@ -414,7 +414,7 @@ def test_a_request_is_resent_once_on_a_reused_connection_without_a_response_byte
 
 
 @pytest.mark.processes
-def test_a_request_whose_idle_connection_was_reset_is_sent_again_and_succeeds(
+def test_a_request_whose_idle_connection_was_reset_is_resent_and_succeeds(
     endpoint: EmbeddedServer,
 ) -> None:
     completions = ask(endpoint.url, 6, fault="idle_reset")

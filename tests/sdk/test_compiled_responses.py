@@ -352,7 +352,7 @@ class Connection(compiled.SocketBuffer):  # type: ignore[misc]
 @pytest.mark.parametrize(
     "byte", [0, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x5B, 0x5C, 0x5D, 0x7F, 0x80, 0xC3, 0xFF]
 )
-def test_a_special_byte_is_found_at_any_position_of_a_long_text(byte: int) -> None:
+def test_a_special_byte_is_detected_at_any_position_of_a_long_text(byte: int) -> None:
     for place in range(10):
         text_bytes = b"n" * place + bytes([byte]) + b"r" * (12 - place)
         check_response(

@@ -737,7 +737,7 @@ def test_unusual_streams_are_read_to_the_expected_results_in_any_split(name: str
         assert {other.failure.kind for other in completions if other.failure} == {"malformed"}
 
 
-def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
+def test_reasoning_has_a_separate_text_and_a_later_first_answer() -> None:
     for field in ("reasoning_content", "reasoning"):
         data = stream(
             ROLE,
@@ -1078,7 +1078,7 @@ def test_the_largest_gap_has_the_timestamp_error_of_its_end() -> None:
     assert (sound.max_gap, sound.max_gap_error) == (40, 0)
 
 
-def test_truncated_and_compressed_responses_have_the_right_failure_kind() -> None:
+def test_truncated_and_compressed_responses_have_the_expected_failure_kind() -> None:
     packed = (
         b"HTTP/1.1 200 OK\r\n"
         + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08"

@@ -92,7 +92,7 @@ def test_a_request_that_every_endpoint_would_refuse_does_not_fall_back() -> None
         assert len(first_server.heard) == 2 and not second_server.heard
 
 
-def test_each_endpoint_has_its_own_throttle() -> None:
+def test_each_endpoint_has_a_separate_throttle() -> None:
     async def go() -> None:
         with serving(answer(CHAT)) as first_server, serving(answer(CHAT)) as second_server:
             async with (

@@ -262,7 +262,7 @@ def test_a_call_with_wrong_arguments_raises_and_is_not_measured(mode: str) -> No
         assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
 
 
-def test_a_pydantic_1_response_dumps_what_the_server_sent() -> None:
+def test_a_pydantic_1_response_dumps_the_fields_that_the_server_sent() -> None:
     """Openai 1.60 with pydantic 1: `.dict()` had the measurement, and `.json()` raised."""
     v1 = pytest.importorskip("pydantic.v1", reason="pydantic 1, or the one inside 2")
 

@@ -48,7 +48,7 @@ def test_a_dry_run_does_not_move_earlier_results(tmp_path: Path) -> None:
     assert (out / "run.json").exists()
 
 
-def test_a_dry_run_shows_what_is_left_of_a_stopped_search(
+def test_a_dry_run_states_the_remaining_trials_of_a_stopped_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "search"

@@ -52,7 +52,7 @@ def test_the_full_output_of_a_search_has_every_trial(
     check_golden("search_full", normalize(printed, tmp_path))
 
 
-def test_capacity_below_a_load_that_passed_is_explained(
+def test_a_capacity_below_a_load_that_passed_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exits(*SEARCH, "-o", tmp_path / "results")
@@ -79,7 +79,7 @@ def make_trial(load: float, outcome: Outcome, sustained: bool | None = None) -> 
     )
 
 
-def test_load_that_passed_once_is_above_the_confirmed_capacity_and_not_contradicted() -> None:
+def test_a_load_that_passed_once_can_be_above_the_confirmed_capacity() -> None:
     trials = [
         make_trial(124, PASSED),
         make_trial(128, PASSED),

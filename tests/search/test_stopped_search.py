@@ -206,7 +206,7 @@ def test_every_command_reports_a_search_killed_in_its_first_trial_as_stopped(
         assert "--resume c" in capsys.readouterr().err, call
 
 
-def test_a_killed_search_leaves_a_capacity_with_its_state(tmp_path: Path) -> None:
+def test_a_killed_search_stores_a_capacity_with_its_state(tmp_path: Path) -> None:
     """After each trial the file says what is known, so a search that never ends says it too."""
     runs = make_runner(tmp_path, resume_command="loadgen search w --resume here")
     runs.make_workload = lambda trial: workload_at(trial.load).model_copy(

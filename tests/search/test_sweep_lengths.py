@@ -209,7 +209,7 @@ def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_s
         ((True, True), (True, None), True, 4),
     ],
 )
-def test_the_exit_code_tells_a_missed_slo_from_a_curve_without_a_valid_load_point(
+def test_a_missed_slo_and_a_curve_without_a_valid_load_point_have_different_exit_codes(
     valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
 ) -> None:
     points = [
@@ -292,7 +292,7 @@ def test_lengths_can_be_added_to_a_sweep_under_the_same_slo_only(
 
 
 @pytest.mark.commands
-def test_a_report_names_the_load_points_that_have_not_run_and_the_command_that_runs_them(
+def test_a_report_names_the_load_points_that_have_not_run_and_the_command_for_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"

@@ -69,7 +69,7 @@ def test_the_saturation_rate_grows_with_machines_and_the_tpot_limit() -> None:
     assert filling("rag", slo=("tpot:30ms",)) < 0.75 * filling("rag", slo=("tpot:60ms",))  # type: ignore[arg-type]
 
 
-def test_cached_tokens_of_earlier_turns_are_not_computed_again() -> None:
+def test_cached_tokens_of_earlier_turns_are_not_recomputed() -> None:
     """Turns meet four machines by chance: some find their conversation there."""
     workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
     work = roofline._average_session_work(roofline._sample_work(workload, Settings(url=VM)))

@@ -141,7 +141,7 @@ def test_a_client_that_stops_repeatedly_is_the_cause(
 
 
 @pytest.mark.parametrize("account", [True, False])
-def test_overload_is_named_together_with_the_client(account: bool) -> None:
+def test_an_overload_is_named_together_with_a_late_client(account: bool) -> None:
     rows, samples = BENCHMARK.simulate_run("queue", 3)
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
@@ -310,13 +310,13 @@ def test_a_queue_that_explains_a_missed_ttft_is_named_from_20_requests_on(
     assert explanation.not_examined, "causes other than a queue need more requests"
 
 
-def test_no_queue_is_named_where_the_client_was_late() -> None:
+def test_no_queue_is_named_if_the_client_was_late() -> None:
     rows = few_requests(grows=True)
     rows["sent_ns"] = rows["first_token_ns"] - 50 * MS
     assert explain([Columns(rows)], MISSED).causes == ()
 
 
-def test_a_queue_is_no_cause_where_the_ttft_objective_is_met() -> None:
+def test_a_queue_is_no_cause_if_the_ttft_objective_is_met() -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
     assert explain([Columns(few_requests(queue_ms=7_500))], RunManifest(slo=slo)).causes == ()
 

@@ -118,7 +118,7 @@ def test_stalls_are_a_separate_part_of_latency() -> None:
         ({"server_queue_ns": -1}, False, "does not report queueing time"),
     ],
 )
-def test_a_latency_that_cannot_be_split_gives_the_reason(
+def test_a_latency_that_cannot_be_split_has_a_reason(
     columns: dict[str, int], has_server_timing: bool, expected_text: str
 ) -> None:
     measured_summary = summary(rows(**columns), server_timing=has_server_timing)

@@ -209,7 +209,7 @@ def test_a_file_of_speed_bench_is_read() -> None:
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())
 
 
-def test_fraction_of_the_pages_stands_without_columns_of_unknown_numbers() -> None:
+def test_the_acceptance_of_the_pages_is_printed_without_columns_of_unknown_numbers() -> None:
     without_numbers = text.render(summary(rows([-1] * 40, [-1] * 40), pages(*COUNTED)))
     with_numbers = text.render(summary(rows([60] * 40, [30] * 40), pages(*COUNTED)))
 

@@ -247,7 +247,7 @@ def test_the_cached_share_comes_from_the_cache_counters_of_the_server() -> None:
 @pytest.mark.parametrize(
     ("tokens", "requested_share"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)]
 )
-def test_the_simulated_server_caches_whole_blocks_of_a_prompt(
+def test_the_simulated_server_caches_complete_blocks_of_a_prompt(
     tmp_path: Path, tokens: int, requested_share: float
 ) -> None:
     """Of short prompts that is less than was asked for, and the run says so."""

@@ -199,7 +199,7 @@ def outcomes(stored: Stored) -> Counter[tuple[str, str]]:
         {"concurrency": "7", "num_requests": "3000"},
     ],
 )
-def test_every_slot_is_sent_once_with_its_own_body(
+def test_every_slot_is_sent_once_with_a_different_body(
     tmp_path: Path, answer: OneShot, flags: dict[str, str]
 ) -> None:
     stored, client, _, drive = run(tmp_path, workload(tmp_path, **flags), answer)
@@ -398,7 +398,7 @@ def test_an_interrupted_run_drains_for_the_grace_time_at_most(tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux counts it")
-def test_time_stolen_by_other_processes_is_counted() -> None:
+def test_time_waiting_for_a_processor_is_counted() -> None:
     cores = os.sched_getaffinity(0)
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     waiting = RunQueueWait()
@@ -420,7 +420,7 @@ def test_time_stolen_by_other_processes_is_counted() -> None:
     assert waiting.total_ns() is None
 
 
-def test_a_bug_in_a_callback_ends_the_run_and_keeps_its_records(tmp_path: Path) -> None:
+def test_a_bug_in_a_callback_ends_the_run_and_its_records_are_stored(tmp_path: Path) -> None:
     def broken(client: Paper, sheet: Sheet) -> None:
         if len(client.sheets) == 5:
             raise ZeroDivisionError("a bug")

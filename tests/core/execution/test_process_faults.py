@@ -70,7 +70,9 @@ def test_a_killed_compactor_loses_no_record(tmp_path: Path, endpoint: EmbeddedSe
 
 
 @pytest.mark.processes
-def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_a_run_whose_processes_are_all_killed_keeps_its_records(
+    tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", "gaps")
     process = cli(tmp_path, "--url", endpoint.url, *flags)
     rows_written(tmp_path, 700)
@@ -96,7 +98,7 @@ def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: Embed
 
 
 @pytest.mark.processes
-def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_a_frozen_worker_is_ended_and_reported(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
 
     def freeze(_: Any) -> None:
@@ -123,7 +125,7 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: EmbeddedSe
 
 
 @pytest.mark.processes
-def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
+def test_a_worker_frozen_before_it_is_ready_is_ended_and_reported(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """Frozen before it has read its job, which is longer than a pipe holds."""

@@ -31,7 +31,9 @@ SLO = Slo(answers_share=0.95)
         (0, 0, None),
     ],
 )
-def test_the_whole_interval_decides(checked: int, correct: int, is_met: bool | None) -> None:
+def test_an_answers_objective_is_decided_only_if_the_interval_excludes_its_limit(
+    checked: int, correct: int, is_met: bool | None
+) -> None:
     objective = judge_answers_objective(SLO, score_counts(checked, correct))
     assert objective is not None
     assert objective.met is is_met
@@ -59,12 +61,12 @@ def test_the_needed_number_of_answers_is_the_smallest_that_decides(
     assert needed <= tolerance or contains_limit(needed - tolerance)
 
 
-def test_without_answers_the_needed_number_is_that_of_right_ones() -> None:
+def test_the_needed_number_of_answers_assumes_correct_ones_if_none_was_checked() -> None:
     assert count_needed_answers(0.95, None) == 73
     assert count_needed_answers(0.95, 0.95) is None
 
 
-def test_an_slo_without_the_objective_has_no_result() -> None:
+def test_an_slo_without_an_answers_objective_has_no_result_of_it() -> None:
     part = score_counts(10, 10)
     assert judge_answers_objective(None, part) is None
     assert judge_answers_objective(Slo(), part) is None
@@ -89,14 +91,14 @@ def test_the_slo_is_met_if_all_its_objectives_are(
     assert include_answers_outcome(Goodput(met=is_rest_met), objective, slo).met is is_met
 
 
-def test_an_undecided_fluidity_objective_keeps_the_slo_undecided() -> None:
+def test_an_undecided_fluidity_objective_makes_the_slo_undecided() -> None:
     slo = Slo(fluidity=FluidityTerm(least_index=0.9), answers_share=0.95)
     objective = judge_answers_objective(slo, score_counts(1000, 1000))
     assert include_answers_outcome(Goodput(), objective, slo).met is None
     assert include_answers_outcome(Goodput(), objective, SLO).met is True
 
 
-def test_an_added_objective_replaces_the_one_before() -> None:
+def test_an_added_answers_objective_replaces_the_one_before() -> None:
     merged = merge_slos(SLO, Slo(answers_share=0.9))
     assert merged.answers_share == 0.9
     assert merge_slos(SLO, Slo()).answers_share == 0.95

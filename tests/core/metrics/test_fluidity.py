@@ -305,7 +305,7 @@ def run_classes(tmp_path: Path, *, chat: str = "", batch: str = "", **settings: 
     return execute(load(str(file), flags), settings_of_run)[1]
 
 
-def test_classes_without_slos_of_their_own_share_that_of_the_workload(tmp_path: Path) -> None:
+def test_classes_without_separate_slos_share_that_of_the_workload(tmp_path: Path) -> None:
     summary = loadgen.load(run_classes(tmp_path)).summary
     assert summary.fluidity is not None and summary.fluidity.requests == 200
     parts = [request_class.fluidity for request_class in summary.classes]
@@ -318,7 +318,7 @@ HARD = ", slo: {fluidity: {index: 90%, at: p50, ttft: 300ms, tpot: 2ms}}"
 
 
 @pytest.mark.parametrize(("batch", "is_met"), [(HARD, False), (", slo: {ttft: 9s, at: p50}", True)])
-def test_each_class_is_judged_by_its_own_deadlines(
+def test_each_class_is_judged_by_its_token_deadlines(
     tmp_path: Path, batch: str, is_met: bool
 ) -> None:
     folder = run_classes(tmp_path, batch=batch)

@@ -1119,7 +1119,7 @@ def test_a_damaged_file_of_a_run_is_reported_with_its_path_and_a_hint(
     assert exc_info.value.hint
 
 
-def test_the_error_about_a_truncated_summary_says_how_to_regenerate_it() -> None:
+def test_the_error_about_a_truncated_summary_has_the_command_to_regenerate_it() -> None:
     """It said "give the folder that a run has written", of such a folder."""
     with refused(UserError, "wrong_format") as exc_info:
         load_summary(b'{"schema": 1, "ru')
@@ -1193,7 +1193,7 @@ def test_every_code_has_a_sentence_and_is_documented() -> None:
     assert set(raised) <= set(reasons.SENTENCES)
 
 
-def test_a_reason_whose_values_do_not_fit_its_sentence_is_shown_by_its_code() -> None:
+def test_a_reason_whose_values_do_not_fit_its_sentence_is_printed_as_its_code() -> None:
     """Of a damaged run.json: it was "a bug in loadgen"."""
     assert reasons.format_reason(ReasonCode(code="failures", values={})) == "failures"
     assert (

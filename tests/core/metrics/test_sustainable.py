@@ -172,7 +172,7 @@ def judge_records(rows: Any, **stage: Any) -> Sustainable:
     return sustainable.judge_load([columns], [none], Window(steady=steady), manifest)
 
 
-def test_the_one_target_that_is_overloaded_is_named() -> None:
+def test_a_single_overloaded_target_is_named() -> None:
     judgement = judge_records(simulate_queues([0.6, 1.2, 0.6]))
     assert (judgement.sustained, judgement.growing, judgement.parts) == (False, ("target B",), 3)
     assert "target B" in judgement.reason and "1 of 3 targets" in judgement.reason
@@ -249,7 +249,7 @@ def test_a_server_that_falls_behind_is_not_sustained_however_long_requests_wait(
     assert judgement.sustained is False and judgement.code in ("falls_behind", "grows")
 
 
-def test_a_server_that_fills_slowly_keeps_up() -> None:
+def test_responses_that_lengthen_until_the_server_is_full_are_no_shortfall() -> None:
     """Responses that last longer when the server is full end later than the first ones did."""
     due_s = np.arange(0, 600, 0.1)
     stays_s = 40 + 20 * np.minimum(due_s / 200, 1)
@@ -329,7 +329,7 @@ def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
     assert (judgement.sustained, judgement.code) == (True, "steady")
 
 
-def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
+def test_a_load_that_cannot_be_judged_has_a_reason() -> None:
     rows = simulate_queues([0.5])
     few_sustainable = judge_records(rows[::200])
 

@@ -90,7 +90,7 @@ def loads(received_requests: Sequence[Heard]) -> list[Heard]:
 
 
 @pytest.mark.processes
-def test_each_step_uses_its_own_endpoint_with_the_same_query(
+def test_each_step_uses_its_api_with_the_same_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK_KEY", "sk-rank")

@@ -714,7 +714,7 @@ def test_the_recipe_of_a_task_depends_on_its_steps_and_tools(tmp_path: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("api_flavor", ["trtllm", "openai"])
-def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
+def test_the_embedded_server_calls_a_tool_if_the_request_requires_it(
     tmp_path: Path, api_flavor: str
 ) -> None:
     text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")

@@ -191,9 +191,7 @@ E_NS = 1240 * MS
 FIRST = staggered_start.FIRST_ROUND
 
 
-def test_virtual_users_start_over_one_response_time_and_their_first_requests_are_not_measured() -> (
-    None
-):
+def test_virtual_users_start_over_one_response_time_with_unmeasured_first_requests() -> None:
     assert begun(auto(4, count=20)) == [("load", True, None, 20, E_NS, "probe")], (
         "all requests of -n count"
     )

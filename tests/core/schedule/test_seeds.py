@@ -68,7 +68,7 @@ def test_a_salt_is_derived_from_the_seed_specified_or_random() -> None:
     assert seeds.salt_of_run(7, "blue", "c1") == "blue.c1"
 
 
-def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
+def test_the_python_api_accepts_a_salt(tmp_path: Path) -> None:
     summary, repeated_summary, fresh = (
         run(tmp_path / name, seed=3, **more).summary
         for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))

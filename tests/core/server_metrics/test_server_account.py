@@ -126,7 +126,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
         ({}, NO_SERVER_TIMING),
     ],
 )
-def test_every_form_of_server_timing_gives_the_same_durations(
+def test_every_format_of_server_timing_gives_the_same_durations(
     timing: dict[str, Any], expected: ServerTiming
 ) -> None:
     assert parse_server_timing(timing) == expected
@@ -163,7 +163,7 @@ def test_damaged_or_unknown_server_timing_is_ignored(timing: dict[str, Any]) -> 
     assert parse_server_timing(timing) == NO_SERVER_TIMING
 
 
-def test_each_server_type_gets_its_own_request_for_timing() -> None:
+def test_timing_is_requested_in_the_form_of_each_server_type() -> None:
     assert with_timing_request(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
         (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
         None,
@@ -232,7 +232,7 @@ def test_server_timing_of_the_embedded_server_is_in_the_records(
 
 
 @pytest.mark.processes
-def test_a_server_gives_no_timing_without_a_request_for_it(tmp_path: Path) -> None:
+def test_a_server_reports_no_timing_unless_it_is_requested(tmp_path: Path) -> None:
     loadgen.run(
         WORKLOAD,
         embedded={"ttft": "2ms", "itl": "1ms"},

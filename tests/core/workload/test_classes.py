@@ -158,7 +158,7 @@ def test_a_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: 
         ("classes: {}", "mix.yaml:2:", "missing_value"),
     ],
 )
-def test_mistakes_in_classes_are_reported_with_their_line(
+def test_errors_in_classes_are_reported_with_their_line(
     tmp_path: Path, classes: str, place: str, code: str
 ) -> None:
     with refused(CombinedError, code) as exc_info:
@@ -446,7 +446,7 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_a_class_from_a_trace_keeps_its_weight_lengths_and_times(
+def test_a_class_from_a_trace_has_its_weight_lengths_and_times(
     tmp_path: Path,
 ) -> None:
     rows = [

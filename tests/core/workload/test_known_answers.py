@@ -59,7 +59,7 @@ def check(row: dict[str, Any], text: str = "", calls: tuple[ToolCall, ...] = ())
         ({"answer": "B", "check": "exact"}, "exact"),
     ],
 )
-def test_the_keys_of_a_row_decide_how_it_is_checked(row: dict[str, Any], kind: str) -> None:
+def test_the_keys_of_a_row_determine_its_kind_of_check(row: dict[str, Any], kind: str) -> None:
     known = parse_known_answer({"prompt": "?", **row}, 7)
     assert known.check == kind
     assert known.row == 7

@@ -50,7 +50,7 @@ def refused_codes(tmp_path: Path, text: str, *slo: str) -> list[str]:
         ("fluidity:0.9", "invalid_value", '"0.9"'),
     ],
 )
-def test_a_wrong_fluidity_term_is_refused_with_its_wrong_part(
+def test_an_invalid_fluidity_term_is_refused_with_its_invalid_part(
     tmp_path: Path, text: str, code: str, wrong_part: str
 ) -> None:
     with pytest.raises(CombinedError) as refused:
@@ -118,7 +118,7 @@ def test_a_percentile_that_a_file_limits_twice_is_refused(tmp_path: Path) -> Non
     assert refused_codes(tmp_path, twice) == ["duplicate"]
 
 
-def test_a_wrong_limit_in_a_list_of_limits_is_located(tmp_path: Path) -> None:
+def test_an_invalid_limit_in_a_list_is_refused_with_its_location(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as exc_info:
         load_text(tmp_path, FILE.replace("ttft: 2s", "ttft: [2s, {limit: 1x, at: p50}]"))
     (fault,) = exc_info.value.errors
@@ -171,6 +171,6 @@ def test_a_run_is_judged_by_both_percentiles_of_a_metric(
     ]
 
 
-def test_the_help_of_a_workload_shows_its_slo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_workload_prints_its_slo(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("run", "qa", "--help") == 0
     assert "TPOT p95 at most 40 ms" in capsys.readouterr().out

@@ -275,7 +275,9 @@ def test_a_part_of_a_trace_is_replayed_faster_and_repeatedly(tmp_path: Path) -> 
         ("trace: {file: t.jsonl, speed: fast}", "wrong_type"),
     ],
 )
-def test_a_trace_block_with_mistakes_is_refused(block: str, code: str, tmp_path: Path) -> None:
+def test_an_invalid_trace_block_of_a_workload_is_refused(
+    block: str, code: str, tmp_path: Path
+) -> None:
     (tmp_path / "t.jsonl").write_text(
         json.dumps({"timestamp": 0, "input_length": 3, "output_length": 3}) + "\n"
     )

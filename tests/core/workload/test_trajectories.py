@@ -174,7 +174,7 @@ def test_a_tool_result_without_its_tool_call_is_reported_with_its_line(tmp_path)
         read_trajectories(written(tmp_path, rows))
 
 
-def test_tool_results_may_refer_to_any_earlier_call_of_their_own_session(tmp_path):
+def test_tool_results_may_refer_to_any_earlier_call_of_their_session(tmp_path):
     repeated_result = {"tool_call_id": "x1", "content": "once more"}
     rows = agent()
     rows[3] = message("a", 4, "assistant", tool_calls=[CALL | {"id": "x2"}])
@@ -312,7 +312,7 @@ def test_each_play_of_a_session_has_a_different_salt(tmp_path):
     assert texts(other_run, 0, 0)[0] not in first_texts
 
 
-def test_the_rule_of_mlperf_shares_the_system_prompt_within_a_pass(tmp_path):
+def test_the_salt_rule_of_mlperf_shares_the_system_prompt_within_a_pass(tmp_path):
     prompts = built(load(written(tmp_path, [*agent("a"), *agent("b")]), salt="pass"))
     systems = [texts(prompts, session, 0)[0] for session in range(4)]
     questions = [texts(prompts, session, 0)[1] for session in range(4)]
@@ -323,7 +323,7 @@ def test_the_rule_of_mlperf_shares_the_system_prompt_within_a_pass(tmp_path):
     assert len(set(questions)) == 4
 
 
-def test_the_rule_of_agentx_leaves_the_system_prompt_as_it_is(tmp_path):
+def test_the_salt_rule_of_agentx_does_not_change_the_system_prompt(tmp_path):
     prompts = built(load(written(tmp_path, agent()), salt="user"))
     assert texts(prompts, 0, 0)[0] == texts(prompts, 1, 0)[0] == SYSTEM
     assert texts(prompts, 0, 0)[1] != texts(prompts, 1, 0)[1]
@@ -351,7 +351,7 @@ def test_simulated_prompts_share_the_messages_that_have_no_salt(
 # -- sessions ------------------------------------------------------------------------------------
 
 
-def test_pauses_are_recorded_ones_up_to_the_idle_cap(tmp_path):
+def test_pauses_equal_the_recorded_ones_up_to_the_idle_cap(tmp_path):
     path = written(tmp_path, agent())
     by_default = build_schedule(load(path), 3).sessions.get(0)
     capped = build_schedule(load(path, idle_cap="1s"), 3).sessions.get(0)
@@ -370,7 +370,7 @@ def test_pauses_that_the_idle_cap_cuts_are_counted_in_a_note(tmp_path):
     assert not built(load(path, idle_cap="366d")).warnings(6)
 
 
-def test_first_sessions_continue_where_the_cache_was_filled(tmp_path):
+def test_the_first_sessions_continue_after_the_turns_that_filled_the_cache(tmp_path):
     rows = [row for number in range(5) for row in agent(f"s{number}")]
     workload = with_cache_fill(load(written(tmp_path, rows), users=4, count=9, start="middle"))
     prompts = built(workload)

@@ -99,7 +99,7 @@ def test_a_workload_without_stages_needs_load_flags(tmp_path: Path) -> None:
     )
 
 
-def test_the_drain_lasts_as_long_as_a_request_may_unless_a_grace_says_otherwise(
+def test_the_drain_has_the_length_of_the_request_timeout_unless_a_grace_is_set(
     tmp_path: Path,
 ) -> None:
     assert of(TWO_LINES, tmp_path, TEN_S).drain_ns == 600 * S
@@ -312,7 +312,7 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, the co
 
 
 @pytest.mark.parametrize(("line", "place", "code", "hint"), BAD, ids=[row[0][:40] for row in BAD])
-def test_each_mistake_is_reported_once_with_its_position(
+def test_each_error_of_a_workload_is_reported_once_with_its_position(
     line: str, place: str, code: str, hint: str, tmp_path: Path
 ) -> None:
     overrides = NONE if "stages" in line else TEN_S
@@ -361,7 +361,7 @@ BAD_REQUESTS = [
 @pytest.mark.parametrize(
     ("requests", "expected_codes"), BAD_REQUESTS, ids=[row[0] for row in BAD_REQUESTS]
 )
-def test_mistakes_in_requests_are_reported(
+def test_errors_in_requests_of_a_workload_are_reported(
     requests: str, expected_codes: set[str], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.txt").write_text("1\nmany\n")
@@ -581,7 +581,7 @@ def test_flags_change_the_stages(
     assert short(of(THREE, tmp_path, read_flags(**flags))) == expected
 
 
-def test_options_change_their_own_fields_only(tmp_path: Path) -> None:
+def test_each_option_changes_only_its_fields(tmp_path: Path) -> None:
     flags = read_flags(
         slo=("e2el:30s:p50", "attainment:90%"),
         goodput=("time_to_first_token:1500",),
@@ -647,7 +647,7 @@ def key_in(where: str) -> str:
     ],
     ids=str,
 )
-def test_a_wrong_option_is_one_error_that_names_it(
+def test_an_invalid_load_option_is_one_error_that_names_it(
     flags: dict[str, Any], where: str, tmp_path: Path
 ) -> None:
     ((place, fault),) = faults(TWO_LINES, tmp_path, read_flags(**flags))
