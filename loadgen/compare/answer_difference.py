@@ -6,11 +6,14 @@ test. It has a risk of its own, apart from that of the other metrics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.compare.judgement import POWER
 from loadgen.core import format
 from loadgen.core.metrics.answer_comparison import different_p_value, merge_scores
 from loadgen.core.metrics.answer_scores import AnswerScores, ScorePart
@@ -19,6 +22,10 @@ from loadgen.runs.answers_text import HEADING, format_p_value, format_score
 
 if TYPE_CHECKING:
     from loadgen.runs.comparison_side import Side
+
+
+NOTICEABLE_CHANGE = 0.03
+"""A comparison that would miss a change of so many percentage points has too few answers."""
 
 
 class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +37,8 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
         after: The score of all runs of this side.
         p_value: The probability of so different scores if the servers do not differ.
         is_different: Whether the scores differ with the confidence of the comparison.
+        needed: About how many checked answers each side needs, so that a change of the score by
+            NOTICEABLE_CHANGE is found in 90 % of such comparisons.
     """
 
     side: str
@@ -37,6 +46,17 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
     after: ScorePart
     p_value: float
     is_different: bool
+    needed: int = 0
+
+    @property
+    def has_too_few_answers(self) -> bool:
+        """Whether a change by NOTICEABLE_CHANGE may remain unnoticed, because answers are few.
+
+        If the sides have different numbers of answers, their harmonic mean counts, because the
+        variance of the difference is the sum of the variances of both sides.
+        """
+        mean_checked = 2 / (1 / self.before.checked + 1 / self.after.checked)
+        return mean_checked < self.needed
 
 
 def compare_answers(sides: Sequence[Side], confidence: float) -> Iterator[AnswerDifference]:
@@ -65,7 +85,41 @@ def compare_answers(sides: Sequence[Side], confidence: float) -> Iterator[Answer
             after=scores.overall,
             p_value=p_value,
             is_different=p_value < largest_p_value,
+            needed=count_needed_answers(_pool_scores(first_scores, scores), largest_p_value),
         )
+
+
+def _pool_scores(first: AnswerScores, other: AnswerScores) -> float:
+    """Return the share of right answers of two sides together, both of which have answers."""
+    checked_count = first.overall.checked + other.overall.checked
+    return (first.overall.correct + other.overall.correct) / checked_count
+
+
+def count_needed_answers(score: float, largest_p_value: float) -> int:
+    """Return how many checked answers each side needs to show a change by NOTICEABLE_CHANGE.
+
+    This is the usual sample size for two shares p1 and p2 (Fleiss, Levin and Paik 2003,
+    "Statistical Methods for Rates and Proportions", section 4.2). With their mean p and the
+    quantiles z of the normal distribution for the two-sided level and the power, it is
+
+        (z_level sqrt(2 p (1 - p)) + z_power sqrt(p1 (1 - p1) + p2 (1 - p2)))^2 / (p1 - p2)^2.
+
+    Args:
+        score: The share of right answers from which it changes. It falls, unless it is too low.
+        largest_p_value: A p-value below this one shows a difference.
+    """
+    can_fall = score >= NOTICEABLE_CHANGE
+    changed_score = score - NOTICEABLE_CHANGE if can_fall else score + NOTICEABLE_CHANGE
+    mean_score = (score + changed_score) / 2
+
+    z_level = NormalDist().inv_cdf(1 - largest_p_value / 2)
+    z_power = NormalDist().inv_cdf(POWER)
+    variance_if_equal = 2 * mean_score * (1 - mean_score)
+    variance_if_different = score * (1 - score) + changed_score * (1 - changed_score)
+
+    standard_errors = z_level * math.sqrt(variance_if_equal)
+    standard_errors += z_power * math.sqrt(variance_if_different)
+    return math.ceil((standard_errors / NOTICEABLE_CHANGE) ** 2)
 
 
 def _score_side(side: Side) -> AnswerScores | None:
@@ -91,16 +145,37 @@ def build_answer_section(differences: Sequence[AnswerDifference]) -> Section:
             _describe_outcome(difference),
         )
         rows.append(row)
-    return section(HEADING, Table(headings, rows))
+    return section(HEADING, Table(headings, rows), *_list_needed_answers(differences))
 
 
 def _describe_outcome(difference: AnswerDifference) -> str:
-    """Return whether a side is better or worse, with the p-value: "worse (p = 0.002)"."""
-    p_value = format_p_value(difference.p_value)
-    if not difference.is_different:
-        return f"no significant difference ({p_value})"
+    """Return whether a side is better or worse, with the p-value: "worse (p = 0.002)".
 
-    score_before = difference.before.score or 0.0
-    score_after = difference.after.score or 0.0
-    direction = "better" if score_after > score_before else "worse"
-    return f"{direction} ({p_value})"
+    Without a difference, the outcome is inconclusive if too few answers were checked to find a
+    change of a few percentage points.
+    """
+    p_value = format_p_value(difference.p_value)
+    if difference.is_different:
+        score_before = difference.before.score or 0.0
+        score_after = difference.after.score or 0.0
+        direction = "better" if score_after > score_before else "worse"
+        return f"{direction} ({p_value})"
+
+    if difference.has_too_few_answers:
+        return "inconclusive"
+    return f"no significant difference ({p_value})"
+
+
+def _list_needed_answers(differences: Sequence[AnswerDifference]) -> Iterator[str]:
+    """Yield a sentence for each inconclusive side, with the number of answers that is needed."""
+    points = f"{NOTICEABLE_CHANGE * 100:g} percentage points"
+    for difference in differences:
+        is_inconclusive = not difference.is_different and difference.has_too_few_answers
+        if is_inconclusive:
+            before = format.count(difference.before.checked)
+            after = format.count(difference.after.checked)
+            yield (
+                f"{difference.side}: inconclusive, because only {before} and {after} answers were "
+                f"checked. To find a change of {points}, about {format.count(difference.needed)} "
+                "per side are needed."
+            )
