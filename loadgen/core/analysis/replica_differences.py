@@ -263,7 +263,7 @@ def _node_name(target: TargetFacts, target_index: int) -> str:
 def _assign_replicas(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the replicas of a run as nodes, and the replica of each request."""
     replicas = index_keys(replica_keys(requests))
-    names = [replica_name(key, manifest) for key in replicas.keys.tolist()]
+    names = [replica_name(key, manifest) for key in replicas.unique_keys.tolist()]
     return _Nodes("replica", names, replicas.key_index)
 
 

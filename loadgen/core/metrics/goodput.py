@@ -315,9 +315,8 @@ def is_slo_missed(sample: SloSample) -> bool:
         return False
 
     terms = judge_terms(sample, slo)
-    is_met = _is_slo_met(sample, slo, terms)
-    is_decided = is_met is not None
-    return is_decided and not is_met
+    is_met = _is_slo_met(sample, slo, terms)  # None if it is undecided
+    return is_met is False
 
 
 def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> bool | None:
@@ -399,7 +398,7 @@ def _is_required_share_good(sample: SloSample, slo: Slo, required_share: float) 
 
 
 def _could_unfinished_decide(sample: SloSample, good: float, required_share: float) -> bool:
-    """Return True if the required share would be reached with all unfinished requests as good ones.
+    """Return True if the required share could be reached because unfinished requests are good.
 
     Return False if so few requests are unfinished that they do not matter.
 

@@ -49,7 +49,7 @@ def replica_name(key: int, manifest: RunManifest) -> str:
 class IndexedKeys(NamedTuple):
     """The unique keys in ascending order, and for each request the index of its key among them."""
 
-    keys: NDArray[np.int64]
+    unique_keys: NDArray[np.int64]
     key_index: NDArray[np.int64]
 
 
@@ -91,7 +91,7 @@ def _index_keys_by_table(keys: NDArray[Any]) -> IndexedKeys:
     index_of_offset[unique_offsets] = np.arange(key_count)
 
     return IndexedKeys(
-        keys=unique_offsets + smallest_key,
+        unique_keys=unique_offsets + smallest_key,
         key_index=index_of_offset[offset_of_request],
     )
 
