@@ -31,6 +31,7 @@ from loadgen.runs.fluidity import (
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
 from loadgen.runs.rates import describe_late_ends, select_headline_rates
+from loadgen.runs.run_facts import describe_excluded_requests
 from loadgen.runs.run_title import run_title
 from loadgen.runs.slo_text import (
     describe_task_limits,
@@ -450,7 +451,7 @@ def _describe_requests(summary: Summary) -> str:
     """Return how many requests had which outcome.
 
     Successes and failures are always stated, and other outcomes if they occurred. The counts do not
-    include the requests of the warm-up.
+    include requests before the measured load.
     """
     requests = summary.requests
     phrases = [f"{format.count(requests.ok)} succeeded", f"{format.count(requests.failed)} failed"]
@@ -460,10 +461,8 @@ def _describe_requests(summary: Summary) -> str:
             phrases.append(f"{format.count(count)} {status}")
 
     text = ", ".join(phrases)
-    if summary.warmup.scheduled:
-        return f"{text} ({format.count(summary.warmup.scheduled)} warm-up excluded)"
-
-    return text
+    excluded = describe_excluded_requests(summary)
+    return f"{text} ({excluded})" if excluded else text
 
 
 def _describe_errors(summary: Summary) -> str:

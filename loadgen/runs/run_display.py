@@ -28,6 +28,7 @@ from loadgen.core.execution.run_manifest import select_judgeable_terms
 from loadgen.core.execution.stage_plans import describe_bounds
 from loadgen.core.run_folder import is_run
 from loadgen.core.schedule.forecast import Forecast, combine_forecasts, mean_tokens
+from loadgen.core.workload.cache_fill import CACHE_FILL
 from loadgen.render import text as text_renderer
 from loadgen.runs.planned_runs import (
     ForecastRun,
@@ -562,6 +563,9 @@ def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
         counts: How many requests it sends and how long it takes, as texts.
     """
     label = "Load" if stage.measured else "Warm-up"
+    if stage.name == CACHE_FILL:
+        label = "Cache fill"
+
     is_first_round = stage.name == staggered_start.FIRST_ROUND
     if is_first_round:
         phrases = ["first request of each virtual user"]

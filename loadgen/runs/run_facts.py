@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.core.execution import staggered_start
+from loadgen.core.workload.cache_fill import CACHE_FILL
 from loadgen.render.section import Facts, named_facts
 from loadgen.repeated.capacity import rate_unit
 from loadgen.runs import load_fidelity
@@ -101,7 +102,7 @@ def _describe_machine(summary: Summary) -> Iterator[str]:
 def describe_request_counts(summary: Summary) -> list[str]:
     """Return how many requests were scheduled, and how many had which outcome.
 
-    The last text also says how many requests of the warm-up are not included in the counts.
+    The last text also says how many requests before the measured load are not included.
     """
     counts = []
     for status in STATUSES:
@@ -109,10 +110,31 @@ def describe_request_counts(summary: Summary) -> list[str]:
         if count or status in ALWAYS_SHOWN:
             counts.append(f"{format.count(count)} {status}")
 
-    if summary.warmup.scheduled:
-        counts[-1] += f" ({format.count(summary.warmup.scheduled)} warm-up excluded)"
+    excluded = describe_excluded_requests(summary)
+    if excluded:
+        counts[-1] += f" ({excluded})"
 
     return counts
+
+
+def describe_excluded_requests(summary: Summary) -> str:
+    """Return how many requests before the measured load are in no count, or "" if there are none.
+
+    They are those of the warm-up, and those that fill the prefix cache of the server before agent
+    trajectories that begin in the middle. For example: `8 cache fill, 20 warm-up excluded`.
+    """
+    excluded_count = summary.warmup.scheduled
+    fill_count = sum(
+        stage.requests.scheduled for stage in summary.stages if stage.name == CACHE_FILL
+    )
+    warmup_count = excluded_count - fill_count
+
+    phrases = []
+    if fill_count:
+        phrases.append(f"{format.count(fill_count)} cache fill")
+    if warmup_count:
+        phrases.append(f"{format.count(warmup_count)} warm-up")
+    return f"{', '.join(phrases)} excluded" if phrases else ""
 
 
 # -- load and time ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,25 @@ def test_the_output_explains_the_rate_of_a_run_that_is_short_compared_to_its_req
     assert ("of load)" in output) == bool(expected_reason)
     assert ("Throughput - req/s" in output) == (expected_rate is None)
     assert ("Goodput - req/s" in output) == (expected_rate is None)
+
+
+def test_requests_that_fill_the_cache_are_not_called_a_warm_up(tmp_path: Path) -> None:
+    conversation = [
+        {"role": role, "content": f"{role} says something"}
+        for _ in range(4)
+        for role in ("user", "assistant")
+    ]
+    rows = [json.dumps({"messages": conversation}) for _ in range(12)]
+    (tmp_path / "sessions.jsonl").write_text("\n".join(rows))
+    workload = {
+        "name": "sessions",
+        "requests": {"trajectories": str(tmp_path / "sessions.jsonl"), "start": "middle"},
+        "stages": [{"arrival": {"closed": 3}, "count": 12}],
+    }
+
+    summary = loadgen.run(workload, url="sim:gb300-vm", seed=1, out=tmp_path / "run").summary
+
+    assert summary.warmup.scheduled == 3
+    for text_of_run in (render_brief(summary), text.render(summary)):
+        assert "(3 cache fill excluded)" in " ".join(text_of_run.split())
+        assert "warm-up" not in text_of_run
