@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from loadgen.compare.workload_fields import list_field_differences
 from loadgen.core import format
 from loadgen.core.limits import SHORTENED
 from loadgen.core.metrics.summary import Summary
@@ -63,8 +64,14 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
         *_list_limit_differences(first, other),
     ]
     if not differences:
-        # The fingerprints cover more than can be named here.
-        return [f"config fingerprint: {_join_versus(first_fingerprint, other_fingerprint)}"]
+        differences = list_field_differences(first.runs[0].manifest, other.runs[0].manifest)
+    if not differences:
+        # Neither the workload files nor the options differ, so it is the content of a file.
+        fingerprints = _join_versus(first_fingerprint, other_fingerprint)
+        return [
+            f"config fingerprint: {fingerprints}; the file and the options are equal, so a file "
+            "that they name has other content, such as prompts, a trace or a tokenizer"
+        ]
 
     return differences
 

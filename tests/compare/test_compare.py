@@ -236,6 +236,44 @@ def test_different_work_under_one_name_is_explained_by_its_difference() -> None:
     )
 
 
+def test_different_work_names_the_keys_and_options_that_differ() -> None:
+    text_a = "name: a\nseed: 1\nrequests: {input_tokens: 5, turns: {count: 3}}\n"
+    text_b = "name: b\nseed: 2\nrequests: {input_tokens: 5, turns: {count: 4}, prefixes: 2}\n"
+    commands = (
+        ("loadgen", "run", "w.yaml", "-c", "8", "--set", "turns=all", "--seed", "1", "-o", "a"),
+        ("loadgen", "run", "w.yaml", "--concurrency=8", "--seed", "2", "--json", "-o", "b"),
+    )
+    sides = [
+        side(
+            name,
+            rows(number, 300),
+            fingerprints=Fingerprints(recipe=name),
+            source_text=source_text,
+            command=command,
+        )
+        for number, name, source_text, command in (
+            (1, "a", text_a, commands[0]),
+            (2, "b", text_b, commands[1]),
+        )
+    ]
+
+    assert comparison.compare(sides).work_differences == (
+        "requests.turns.count: 3 vs. 4",
+        "requests.prefixes: not set vs. 2",
+        "--set: turns=all vs. not set",
+    )
+
+
+def test_different_content_of_equal_workload_files_has_an_explanation() -> None:
+    sides = [
+        side(name, rows(number, 300), fingerprints=Fingerprints(recipe=name), source_text="name: a")
+        for number, name in ((1, "hash-a"), (2, "hash-b"))
+    ]
+
+    (difference,) = comparison.compare(sides).work_differences
+    assert "hash-a vs. hash-b" in difference and "other content" in difference
+
+
 def test_an_slo_limit_is_not_part_of_the_work() -> None:
     other = Slo(terms=(Term(metric="ttft", limit_ns=10**9),))
     result = comparison.compare(
