@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,6 +41,7 @@ from loadgen.core.errors import (
 from loadgen.core.execution.folder_names import move_to_unfinished
 from loadgen.core.results import checksums, store
 from loadgen.render import html
+from loadgen.repeated.repeats import is_valid
 from loadgen.result_kinds import PAGE
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.probing import ProbeCache
     from loadgen.core.execution.run import Execute
     from loadgen.core.workload import Workload
+    from loadgen.runs.comparison_side import ComparedRun
     from loadgen.runs.run_display import RunDisplay
 
 NS_PER_S = 1e9
@@ -216,7 +218,9 @@ def list_remaining_groups(
 def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) -> bool:
     """Run groups of blocks, and return False if the user interrupted one.
 
-    The comparison ends after the last group, or earlier if it reaches the requested precision.
+    The comparison ends after the last group, or earlier if it reaches the requested precision. It
+    also ends if every block of the first group is INVALID.
+
     After each group the comparison so far is stored, for the case that the process is killed.
     """
     for group in groups:
@@ -228,6 +232,16 @@ def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) ->
         stored = write_comparison(live.output_dir, reader)
         if stored.is_complete:
             break
+
+        invalid_reasons = find_common_invalidity(reader.read(block) for block in group.blocks)
+        if is_first_group and invalid_reasons:
+            reasons = "; ".join(invalid_reasons)
+            print_status(
+                f"Stopped: every block of the first group is INVALID: {reasons}. "
+                "Correct the cause, and repeat the command."
+            )
+            break
+
     return True
 
 
@@ -248,6 +262,20 @@ def _run_group(live: LiveRun, group: BlockGroup, *, begins_with_pause: bool) -> 
             return False
         has_pause_before = True
     return True
+
+
+def find_common_invalidity(runs: Iterable[ComparedRun]) -> list[str]:
+    """Return why all runs are INVALID, each reason once, or an empty list if one of them is not.
+
+    If every block of the first group is INVALID, more blocks would be, too, and the comparison
+    would take its full time without a result.
+    """
+    reasons: list[str] = []
+    for run in runs:
+        if is_valid(run.summary):
+            return []
+        reasons += run.summary.verdict.reasons
+    return list(dict.fromkeys(reasons))
 
 
 def _run_block(live: LiveRun, block: LiveBlock) -> bool:

@@ -18,10 +18,11 @@ import loadgen
 from loadgen.bundle.bundle_writer import write_bundle
 from loadgen.bundle.verification import verify_bundle
 from loadgen.compare import live_result
-from loadgen.compare.alternating_blocks import FIRST_STAGE_GROUPS
+from loadgen.compare.alternating_blocks import BLOCKS_PER_GROUP, FIRST_STAGE_GROUPS
 from loadgen.compare.compare_text import summarize_differences
 from loadgen.compare.exit_code import comparison_exit_code
 from loadgen.compare.live_result import COMPARISON_FILE, StoredComparison
+from loadgen.compare.live_run import find_common_invalidity
 from loadgen.compare.live_text import build_live_report, describe_block
 from loadgen.compare.side_reader import read_sides
 from loadgen.core import format
@@ -29,6 +30,7 @@ from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.results import checksums
 from loadgen.core.run_folder import read_summary
 from loadgen.render import text
+from loadgen.runs.kind import load_compared_run
 from loadgen.ui.results_list import results_in
 
 pytestmark = pytest.mark.commands
@@ -432,6 +434,27 @@ def test_blocks_without_a_response_are_one_notice_and_need_a_longer_duration(
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("INVALID")]) == 1
     assert read_stored(tmp_path / "ab").short_blocks
+
+
+def test_a_first_group_without_a_valid_block_ends_the_comparison_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_few_requests = ("-n", "6", "--seed", "1")
+    assert run_live(tmp_path / "ab", "sim:gb300-vm", *too_few_requests) == 3
+
+    assert len(live_result.list_block_dirs(tmp_path / "ab")) == BLOCKS_PER_GROUP
+    (reason,) = read_summary(tmp_path / "ab" / "block-001-a").verdict.reasons
+    assert f"INVALID: {reason}" in capsys.readouterr().err
+
+
+def test_a_group_with_one_valid_block_does_not_end_the_comparison(live_dir: Path) -> None:
+    valid = load_compared_run(live_dir / "block-001-a")
+    verdict = msgspec.structs.replace(valid.summary.verdict, valid=False, reasons=("too few",))
+    summary = msgspec.structs.replace(valid.summary, verdict=verdict)
+    invalid = msgspec.structs.replace(valid, summary=summary)
+
+    assert find_common_invalidity([invalid, valid, invalid]) == []
+    assert find_common_invalidity([invalid, invalid]) == ["too few"]
 
 
 def test_a_dead_target_is_reported_before_the_first_block(
