@@ -193,8 +193,9 @@ def validate(
 
     The results are in one folder, with the records and the checksum of each file.
 
-    Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 a level could not be
-    measured, 4 INCONCLUSIVE, 70 bug, 130 interrupted.
+    Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE and more load
+    cannot decide a level or the level could not be measured, 4 INCONCLUSIVE and
+    more load can decide every level (--extend), 70 bug, 130 interrupted.
 
     An inconclusive validation can be extended. Each extension is judged at a higher confidence
     (97.5 %, 98.75 %, ... for 95 %), so that all together have the error rate of the contract. A
@@ -739,7 +740,7 @@ def _suggest_next_command(
     unmeasured_names = [level.name for level in undecided_levels if level.failure_reason]
 
     if any(level.can_be_decided_by_load for level in undecided_levels):
-        arguments = _build_extend_arguments(validation, runs_per_level, directory)
+        arguments = build_extend_arguments(validation, runs_per_level, directory)
         print_status(f"Extend: loadgen {shlex.join(arguments)}")
 
     if unmeasured_names:
@@ -748,29 +749,29 @@ def _suggest_next_command(
         )
 
 
-def _build_extend_arguments(
+def build_extend_arguments(
     validation: Validation, runs_per_level: Mapping[str, int], directory: Path
 ) -> list[str]:
     """Return the arguments of the command that extends a validation.
 
-    They include the options of the original command that are not stored, such as a key file.
+    They include the options of the original command that are not stored, such as a key file. If it
+    is not known how much load is needed, the added runs are as long as those of the contract.
     """
     from loadgen.contracts.stored_validation import read_original_command
     from loadgen.contracts.verdict import compute_additional_load_per_run_s
 
-    length = _format_run_length(compute_additional_load_per_run_s(validation, runs_per_level))
+    added_length_s = compute_additional_load_per_run_s(validation, runs_per_level)
+    is_length_known = added_length_s > 0
+    length_option = ["--add", _format_run_length(added_length_s)] if is_length_known else []
     options = arguments_to_type_again(read_original_command(directory))
-    return ["validate", "--extend", str(directory), "--add", length, *options]
+    return ["validate", "--extend", str(directory), *length_option, *options]
 
 
 def _format_run_length(seconds: float) -> str:
     """Return the length of an added run as the value of `--add`, such as `90s` or `25m`.
 
-    It is rounded up, because a shorter run would decide nothing. A length of 0 means that it is not
-    known, which gives the placeholder `TIME`.
+    It is rounded up, because a shorter run would decide nothing.
     """
-    if seconds == 0:
-        return "TIME"
     if seconds < MAX_SECONDS_SHOWN:
         return f"{math.ceil(seconds)}s"
     return f"{math.ceil(seconds / 60)}m"

@@ -201,14 +201,15 @@ def _find_plans_to_extend(
 def _find_undecided_terms(level: ContractLevel, verdict: LevelVerdict) -> list[ContractTerm]:
     """Return the terms of a level that more load can decide.
 
-    There are none if the level could not be measured: then it has to be measured again.
+    There are none if the level could not be measured: then it has to be measured again. Terms are
+    left out whose metric no load can measure, for example because no server reports it.
     """
     if verdict.failure_reason:
         return []
     return [
         term
         for (_, term), term_verdict in zip(level.terms_by_requirement(), verdict.terms, strict=True)
-        if not term_verdict.is_decided
+        if not term_verdict.is_decided and term_verdict.code != "unmeasurable"
     ]
 
 

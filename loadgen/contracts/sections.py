@@ -211,9 +211,15 @@ def _describe_how_to_decide(validation: Validation) -> str:
     undecided_levels = validation.undecided_levels
     if all(level.failure_reason for level in undecided_levels):
         return "Remove the cause, then run the validation again."
-    if not any(level.can_be_decided_by_load for level in undecided_levels):
-        return _describe_unmeasurable_terms(undecided_levels)
 
+    unmeasurable_terms = _describe_unmeasurable_terms(undecided_levels)
+    if not any(level.can_be_decided_by_load for level in undecided_levels):
+        return unmeasurable_terms
+    return " ".join(filter(None, [_describe_needed_load(undecided_levels), unmeasurable_terms]))
+
+
+def _describe_needed_load(undecided_levels: Sequence[LevelVerdict]) -> str:
+    """Return how much more load decides the terms of levels, or how to see the reason."""
     additional_loads_s = [
         term.additional_load_s
         for level in undecided_levels
@@ -228,14 +234,17 @@ def _describe_how_to_decide(validation: Validation) -> str:
 
 
 def _describe_unmeasurable_terms(undecided_levels: Sequence[LevelVerdict]) -> str:
-    """Return why more load cannot decide terms, such as that no server reports their metric."""
+    """Return why more load cannot decide terms, such as that no server reports their metric.
+
+    Return "" if there is no such term.
+    """
     reasons = {
         f"{term.term}: {term.reason}": None
         for level in undecided_levels
         for term in level.undecided_terms
         if term.code == "unmeasurable"
     }
-    return f"More load cannot decide this: {'; '.join(reasons)}."
+    return f"More load cannot decide this: {'; '.join(reasons)}." if reasons else ""
 
 
 # -- the sections of the full report --------------------------------------------------------------

@@ -23,7 +23,7 @@ from queueing import rows, run
 from run_fixtures import write as write_run
 
 from loadgen.contracts import prediction, sections
-from loadgen.contracts.command import ValidateRequest
+from loadgen.contracts.command import ValidateRequest, build_extend_arguments
 from loadgen.contracts.judge import TermJudge, judge_levels
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.recorded_run import MeasuredLevel
@@ -59,6 +59,25 @@ levels:
       - tpot: {limit: LIMIT, at: p50}
       - errors: 1%
 """
+UNDECIDED_CONTRACT = """\
+name: undecided
+horizon: 8.1s
+levels:
+  - name: near
+    workload: qa
+    rate: 4/s
+    duration: 60s
+    must:
+      - ttft: {limit: 39.3ms, at: p50}
+  - name: unknown
+    workload: qa
+    rate: 4/s
+    duration: 60s
+    must:
+      - accepted_length: 1%
+"""
+"""More load decides the first level. Nobody reports the metric of the second one."""
+
 PRICES = """\
 currency: USD
 rented:
@@ -715,6 +734,42 @@ def test_the_suggested_extension_decides_the_validation(
     assert suggestion[0] in run_validate_command(f"'{directory}'", capsys).err
     extended = run_validate_command(f"{suggestion[1]} {target}", capsys)
     assert extended.code == 0, extended.out
+
+
+def test_extension_skips_a_level_that_no_load_can_decide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = tmp_path / "c.yaml"
+    contract.write_text(UNDECIDED_CONTRACT)
+    directory = tmp_path / "out"
+
+    arguments = f"{contract} --url sim:gb300-vm --seed 1 --out '{directory}'"
+    validated = run_validate_command(arguments, capsys)
+    assert validated.code == 3
+    assert "no accepted length is stated" in " ".join(validated.out.split())
+
+    # The recommended command runs as it was printed, and so does the one without a length.
+    suggestion = re.search(r"loadgen validate (--extend .+)", validated.err)
+    assert suggestion is not None
+    for arguments in (suggestion[1].replace("--add 21m", "--add 1m"), f"--extend '{directory}'"):
+        extended = run_validate_command(arguments, capsys)
+        assert extended.code == 3
+
+    levels = {level.name: level for level in read_verdict(directory).levels}
+    assert len(levels["near"].runs) == 3
+    assert len(levels["unknown"].runs) == 1
+
+
+def test_extension_command_has_no_length_if_none_is_known(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(UNDECIDED_CONTRACT)
+    validation, directory = run_contract(tmp_path, UNDECIDED_CONTRACT, url="sim:gb300-vm")
+    _, unknown = validation.levels
+    without_lengths = msgspec.structs.replace(validation, levels=(unknown,))
+
+    arguments = build_extend_arguments(without_lengths, {"unknown": 1}, directory)
+
+    assert arguments[:3] == ["validate", "--extend", str(directory)]
+    assert "--add" not in arguments
 
 
 def test_a_failed_validation_cannot_be_extended(
