@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen.core import format, units
 from loadgen.core.errors import UserError
-from loadgen.core.format import SYSTEM as SYSTEM_PREFIX
+from loadgen.core.execution.system_file import read_provisioned_kw
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums, store
 from loadgen.render.section import Section, Table, section
@@ -26,8 +26,6 @@ from loadgen.search.search_results import capacity_and_state, find_best_trial
 
 SESSIONS = "sessions"
 """The value of --over for a search over concurrent sessions, and of the option in its plan."""
-PROVISIONED_KW_KEY = f"{SYSTEM_PREFIX}provisioned_kw"
-"""The metadata with the provisioned power of a system, from the system file."""
 TIER = re.compile(r"(?P<speed>[0-9]+(\.[0-9]+)?):(?P<ttft>[0-9.]+(ms|s))")
 TIER_HINT = "SPEED:TTFT, output tokens per second and a time: 20:10s, 60:5s or 180:3s"
 PRESET_PROVISIONED_KW_KEY = "preset.provisioned_kw"
@@ -131,8 +129,12 @@ def compute_agent_capacity(sessions: float | None, summary: Summary | None) -> A
 def _provisioned_kw(summary: Summary) -> float | None:
     """Return the provisioned power of the system file, else of the preset, or None."""
     metadata = summary.run.metadata
-    text = metadata.get(PROVISIONED_KW_KEY) or metadata.get(PRESET_PROVISIONED_KW_KEY)
-    return None if text is None else float(text)
+    stated_kw = read_provisioned_kw(metadata)
+    if stated_kw is not None:
+        return stated_kw
+
+    preset_kw = metadata.get(PRESET_PROVISIONED_KW_KEY)
+    return None if preset_kw is None else float(preset_kw)
 
 
 def _measured_kw(summary: Summary) -> float | None:

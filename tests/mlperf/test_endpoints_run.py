@@ -225,6 +225,26 @@ def test_a_curve_with_other_options_is_refused_in_the_same_folder(folder: Path) 
     assert error.value.code == "mismatch"
 
 
+def test_the_power_is_that_of_the_system_file_unless_the_option_replaces_it(
+    folder: Path, result: CurveResult, tmp_path: Path
+) -> None:
+    assert "provisioned_kw: 10.2" in SYSTEM_FILE.read_text()
+    assert result.curve.provisioned_power_kw == 8
+
+    # A curve that was begun with the power of the system file resumes without the option.
+    curve = tmp_path / "curve"
+    shutil.copytree(folder / "curve", curve)
+    stored = json.loads((curve / "endpoints_curve.json").read_bytes())
+    stored["provisioned_power_kw"] = 10.2
+    (curve / "endpoints_curve.json").write_text(json.dumps(stored))
+    arguments = run_arguments(folder, curve)
+    option = arguments.index("--power-kw")
+    del arguments[option : option + 2]
+
+    assert run_command_line(arguments) == OK
+    assert read_result(curve).curve.provisioned_power_kw == 10.2
+
+
 def test_a_curve_without_a_result_has_only_missing_points(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "curve" / "endpoints_curve.json", tmp_path)
     loaded = kind.load(tmp_path)

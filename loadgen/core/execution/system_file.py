@@ -24,6 +24,9 @@ from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
 
+PROVISIONED_KW_KEY = f"{SYSTEM_PREFIX}provisioned_kw"
+"""The metadata with the provisioned power of the system, from the system file."""
+
 _SMALLEST_EXAMPLE = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
 _FULL_EXAMPLE_HINT = "docs/system.example.yaml shows every key"
 
@@ -104,6 +107,16 @@ class SystemUnderTest(Part):
     model: ServedModel | None = None
     parallelism: Parallelism | None = None
     notes: Text | None = None
+
+
+def read_provisioned_kw(metadata: Mapping[str, str]) -> float | None:
+    """Return the provisioned power of a system in kW, or None if its system file has none.
+
+    Args:
+        metadata: The metadata of a run, which has the keys of the system file.
+    """
+    text = metadata.get(PROVISIONED_KW_KEY)
+    return None if text is None else float(text)
 
 
 REQUIRED_KEYS_BY_USE = {

@@ -49,7 +49,8 @@ PowerOption = Annotated[
         "--power-kw",
         metavar="KW",
         min=0.001,
-        help="Provisioned power of the system in kW, for tokens/s per kW.",
+        help="Provisioned power of the system in kW, for tokens/s per kW. Default: provisioned_kw "
+        "of the system file (--system).",
     ),
 ]
 

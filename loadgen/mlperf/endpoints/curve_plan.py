@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loadgen.cli.output import print_status
 from loadgen.core import format
 from loadgen.core.errors import UserError
+from loadgen.core.execution.system_file import read_provisioned_kw
 from loadgen.mlperf.endpoints import rate_sources
 from loadgen.mlperf.endpoints.command_options import (
     CurveOptions,
@@ -35,7 +36,8 @@ class CurveRequest(NamedTuple):
     Attributes:
         options: The options that describe the curve.
         rates_from: Earlier runs that give the expected rates. None to measure them by trials.
-        provisioned_power_kw: The provisioned power of the system in kW, if it is known.
+        provisioned_power_kw: The provisioned power of the system in kW. None for that of the system
+            file, if it has one.
     """
 
     options: CurveOptions
@@ -69,6 +71,10 @@ def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir:
         plan = _plan_requests(request, data, curve, settings, max_point_s)
         requests = {planned.point.name: planned.requests for planned in plan.points}
 
+    provisioned_power_kw = request.provisioned_power_kw
+    if provisioned_power_kw is None:
+        provisioned_power_kw = read_provisioned_kw(dict(settings.metadata))
+
     benchmark = find_benchmark(options.benchmark)
     stored_curve = StoredCurve(
         # The benchmark.
@@ -85,7 +91,7 @@ def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir:
         # The system.
         target=settings.display_name,
         is_simulated=settings.backend.simulated,
-        provisioned_power_kw=request.provisioned_power_kw,
+        provisioned_power_kw=provisioned_power_kw,
         command=settings.command,
     )
     execute = invocation.executor(display.event_handlers)

@@ -326,7 +326,10 @@ def _check_power(result: CurveResult) -> RuleCheck:
     rule = "tokens/s per provisioned kW"
     if power_kw is None:
         return RuleCheck(
-            section="4.5.3", rule=rule, outcome="not checkable", value="no power: use --power-kw"
+            section="4.5.3",
+            rule=rule,
+            outcome="not checkable",
+            value="no power: provisioned_kw of --system, or --power-kw",
         )
 
     throughputs_per_kw = [result.tps_per_kw(point) or 0.0 for point in result.points]
