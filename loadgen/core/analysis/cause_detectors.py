@@ -556,13 +556,17 @@ def _describe_throttling(case: Case, step_time: float) -> str:
 
 
 def detect_preemptions(case: Case) -> Cause | None:
-    """Detect a server that took requests out of its batch because the KV cache was full."""
+    """Detect a server that took requests out of its batch because the KV cache was full.
+
+    The server's metrics page must show such requests each of several times that it is read.
+    """
     # A server either counts the preempted requests, or reports how many are paused.
-    values_by_read = [
-        *case.server_values(series.PREEMPTED),
-        *case.server_values(series.PAUSED),
-    ]
-    reads_with_preemptions = sum(value > 0 for value in values_by_read)
+    preempted_counts = case.server_values(series.PREEMPTED)
+    paused_counts = case.server_values(series.PAUSED)
+
+    # There is one count for each read of the page.
+    all_counts = [*preempted_counts, *paused_counts]
+    reads_with_preemptions = sum(count > 0 for count in all_counts)
     if reads_with_preemptions < MIN_READS:
         return None
 
@@ -878,12 +882,20 @@ class _BatchComparison(NamedTuple):
     small: _BatchGroup
     large: _BatchGroup
 
+    @property
+    def is_tpot_higher_in_large(self) -> bool:
+        """Whether the median TPOT is clearly higher in large batches than in small ones."""
+        clearly_higher_ms = SIGNIFICANT_CHANGE * self.small.median_tpot_ms
+        return self.large.median_tpot_ms >= clearly_higher_ms
+
 
 def detect_large_batches(case: Case) -> Cause | None:
     """Detect that the time per output token (TPOT) misses its limit because of large batches.
 
     A batch is the requests that the server decodes together. The cause is likely if TPOT is clearly
-    higher in large batches than in small ones, and possible if TPOT is the same in all batches.
+    higher in large batches than in small ones, and possible if TPOT is the same in all batches. It
+    must explain most of the requests. The result is None if the SLO sets no limit of TPOT, or if
+    the limit is met.
     """
     tpot_ns = case.requests.measure("tpot")
     has_tpot = tpot_ns != UNDEFINED
@@ -897,9 +909,7 @@ def detect_large_batches(case: Case) -> Cause | None:
 
     batch_sizes = _estimate_batch_sizes(case, has_tpot)
     batches = _compare_batch_sizes(batch_sizes, known_tpot_ns)
-    clearly_higher_ms = SIGNIFICANT_CHANGE * batches.small.median_tpot_ms
-    is_clearly_higher = batches.large.median_tpot_ms >= clearly_higher_ms
-    if is_clearly_higher:
+    if batches.is_tpot_higher_in_large:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
         cause = _cause_by_equal_tpot(known_tpot_ns, batches, limit_ms)
@@ -955,7 +965,10 @@ def _summarize_batches(sizes: Ints, tpot_ns: Ints) -> _BatchGroup:
 def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     """Return large batches as the likely cause of a missed TPOT limit: TPOT rises with their size.
 
-    The share of the cause says how clearly the TPOT of small and of large batches differs.
+    The share of the cause says how clearly the TPOT of small and of large batches differs. If a
+    threshold is above 95 % of the TPOTs in small batches, and below 92 % of those in large batches,
+    the share is 92 %. The threshold is the geometric mean of both medians, because TPOTs differ by
+    factors: it is by the same factor above one median as below the other.
 
     Args:
         batches: The requests that were decoded in small and in large batches.
@@ -964,11 +977,8 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     small = batches.small
     large = batches.large
 
-    # The geometric mean of 10 ms and 40 ms is 20 ms, which is twice 10 ms and half of 40 ms.
-    geometric_mean_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5
-    separation = _measure_separation(
-        small.tpot_ns, large.tpot_ns, threshold_ns=geometric_mean_ms * 1e6
-    )
+    threshold_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5
+    separation = _measure_separation(small.tpot_ns, large.tpot_ns, threshold_ns=threshold_ms * 1e6)
 
     evidence = (
         f"TPOT was {small.median_tpot_ms:,.4g} ms with {small.median_size:,} requests in decode "

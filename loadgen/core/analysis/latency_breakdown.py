@@ -606,7 +606,7 @@ class _ConcurrentLoad(NamedTuple):
         )
 
 
-class _ListedRequest(NamedTuple):
+class _SlowestRequest(NamedTuple):
     """One of the slowest requests.
 
     Attributes:
@@ -628,22 +628,25 @@ def list_slowest_requests(
         other_stages: The records of each other stage, whose requests may be in flight too.
         manifest: The manifest of the run.
     """
-    listed = _find_slowest(measured_stages)
-    request_indexes = [request.request_index for request in listed]
-    fields_of_listed = _read_listed_fields(measured_stages, request_indexes)
-    loads_of_listed = _measure_concurrent_loads(fields_of_listed, (*measured_stages, *other_stages))
+    slowest = _find_slowest(measured_stages)
+    request_indexes = [request.request_index for request in slowest]
+    fields_of_requests = _read_fields(measured_stages, request_indexes)
+
+    # Requests of all stages may be in flight when one of the slowest requests is sent.
+    all_stages = (*measured_stages, *other_stages)
+    loads = _measure_concurrent_loads(fields_of_requests, all_stages)
 
     return tuple(
         _describe_request(request.metric, fields, load, manifest)
-        for request, fields, load in zip(listed, fields_of_listed, loads_of_listed, strict=True)
+        for request, fields, load in zip(slowest, fields_of_requests, loads, strict=True)
     )
 
 
-def _find_slowest(measured_stages: Sequence[Columns]) -> list[_ListedRequest]:
+def _find_slowest(measured_stages: Sequence[Columns]) -> list[_SlowestRequest]:
     """Return the slowest requests by TTFT, then those by end-to-end latency."""
     ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     return [
-        _ListedRequest(metric, index)
+        _SlowestRequest(metric, index)
         for metric in ("ttft", "e2e")
         for index in _slowest_indexes(ok_requests, metric)
     ]
@@ -747,7 +750,7 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
     return other_rows
 
 
-def _read_listed_fields(
+def _read_fields(
     measured_stages: Sequence[Columns], request_indexes: Sequence[int]
 ) -> list[dict[str, int]]:
     """Return what the records say about some of the ok requests, as a dictionary for each request.

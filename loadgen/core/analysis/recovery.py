@@ -125,19 +125,18 @@ def measure_recoveries(
 
 
 def _end_at_next_disturbance(event: _TimedEvent, events: Sequence[_TimedEvent]) -> _TimedEvent:
-    """Return an event whose examined time ends, at the latest, when the next disturbance starts.
+    """Return an event, after which requests are examined at most until the next disturbance.
+
+    A disturbance, such as a spike or the loss of a replica, can miss the SLO again, which must not
+    count against the recovery from an earlier event.
 
     Args:
-        event: The event. A disturbance is, for example, the loss of a replica.
+        event: The event.
         events: All events of the run.
     """
-    end_ns = event.end_ns
-    for other in events:
-        disturbance_ns = other.disturbance_ns
-        if disturbance_ns is not None and disturbance_ns > event.at_ns:
-            end_ns = min(end_ns, disturbance_ns)
-
-    return event._replace(end_ns=end_ns)
+    disturbances_ns = [other.disturbance_ns for other in events if other.disturbance_ns is not None]
+    later_disturbances_ns = [time_ns for time_ns in disturbances_ns if time_ns > event.at_ns]
+    return event._replace(end_ns=min([event.end_ns, *later_disturbances_ns]))
 
 
 def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_TimedEvent]:

@@ -8,7 +8,7 @@ the servers' metrics pages cover all requests that they served during the run.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -239,22 +239,26 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
     """Return the samples of each counter of accepted tokens, by the position in the draft.
 
-    Each read of a metrics page ends with the sample `series.UP`. Each group gets these samples too,
-    because they show when each read was, and whether it succeeded.
+    Each read of a metrics page adds the sample `series.UP`, which says whether it succeeded. Each
+    group has these samples too, because the growth of a counter is measured from read to read.
     """
-    positions = [_draft_position(sample) for sample in samples]
-    groups: dict[int, list[MetricSample]] = {
-        position: [] for position in positions if position is not None
-    }
+    position_of_sample = [_draft_position(sample) for sample in samples]
+    positions = {position for position in position_of_sample if position is not None}
+    groups: dict[int, list[MetricSample]] = {position: [] for position in positions}
 
-    for sample, position in zip(samples, positions, strict=True):
+    for sample, position in zip(samples, position_of_sample, strict=True):
         if position is not None:
             groups[position].append(sample)
         elif sample.name == series.UP:
-            for group in groups.values():
-                group.append(sample)
+            _append_to_all(groups.values(), sample)
 
     return groups
+
+
+def _append_to_all(groups: Iterable[list[MetricSample]], sample: MetricSample) -> None:
+    """Append a sample to each group."""
+    for group in groups:
+        group.append(sample)
 
 
 def _draft_position(sample: MetricSample) -> int | None:

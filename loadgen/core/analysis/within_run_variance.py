@@ -175,15 +175,13 @@ def count_blocks_above(
 def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
     """Return the mean of values in order of time, with its standard error.
 
-    The method of batch means divides the values into blocks of time. The result is None if there
-    are too few values for an error.
+    The error follows from the means of blocks of time. It is computed with each of BLOCK_COUNTS,
+    and that of the widest interval counts, because blocks that are too short make it too small.
+    Return None for too few values, whose interval has no bounds.
     """
-    # Several numbers of blocks are tried. The error is that of the widest interval.
     candidates = [intervals.batch_means(values, batches=count) for count in BLOCK_COUNTS]
     widest = max(candidates, key=lambda interval: interval.half_width)
-
-    is_error_known = math.isfinite(widest.half_width)
-    if not is_error_known:
+    if not math.isfinite(widest.half_width):
         return None
 
     return ScaledEstimate(
@@ -215,9 +213,9 @@ def estimate_fraction(
 ) -> ScaledEstimate | None:
     """Return a fraction of good requests with its standard error, or None for too few requests.
 
-    The error is that of the means of blocks of time, which also shows errors that correlated
-    requests make. It is at least the error of as many independent requests, because without a bad
-    request all blocks are equal, and their error would be 0.
+    Requests that are close in time are often good or bad together, which makes the error larger. It
+    is therefore that of the means of blocks of time. But if all requests are good, all blocks are
+    equal, and this error is 0. So the result has at least the error of independent requests.
 
     Args:
         indicators_of_runs: For each run, 1 for each good request and 0 for each bad one, in order
@@ -231,12 +229,15 @@ def estimate_fraction(
 
     good_count = float(indicators.sum())
     error_if_independent = agresti_coull_error(good_count, request_count)
-    mean_by_blocks = estimate_mean(indicators)
-    if mean_by_blocks is None:
+    mean_of_blocks = estimate_mean(indicators)
+    if mean_of_blocks is None:
         return ScaledEstimate(value, error_if_independent, _FEWEST_DEGREES_OF_FREEDOM)
 
-    error = max(error_if_independent, mean_by_blocks.error)
-    return ScaledEstimate(value, error, mean_by_blocks.degrees_of_freedom)
+    return ScaledEstimate(
+        value,
+        error=max(mean_of_blocks.error, error_if_independent),
+        degrees_of_freedom=mean_of_blocks.degrees_of_freedom,
+    )
 
 
 def agresti_coull_error(good_count: float, count: int) -> float:

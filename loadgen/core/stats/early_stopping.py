@@ -73,30 +73,33 @@ def _log_binomial_probability(trials: int, events: int, probability: float) -> f
 def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 0.99) -> int:
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
-    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). For example, if 1 % of all
-    queries are slow, 459 queries have no slow one with a probability of 0.99^459, just below 0.01.
-    So a test without a slow query needs 459 queries.
+    This is the rule of early stopping of MLPerf LoadGen (class `MinPassingQueriesFinder`). For
+    example, if 1 % of all queries are slow, 459 queries have no slow one with a probability of
+    0.99^459, just below 0.01. So a test without a slow query needs 459 queries.
 
     Args:
         over_limit: The number of queries over the latency limit.
         quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
         confidence: The confidence of the test.
     """
-    # The smallest number of queries within the limit is from `lower` to `upper`.
+    # The needed number of queries within the limit is from `lower` to `upper`. At first, double
+    # `upper` until a test with so many passes.
     lower = _expected_within_limit(over_limit, quantile)
     upper = max(1, lower)
     while not _passes(upper, over_limit, quantile, confidence):
         lower = upper + 1
         upper = 2 * upper
 
-    while lower < upper:  # bisection
+    # Then halve the range until only one number is left.
+    while lower < upper:
         middle = (lower + upper) // 2
         if _passes(middle, over_limit, quantile, confidence):
             upper = middle
         else:
             lower = middle + 1
 
-    return lower + over_limit
+    needed_within_limit = lower
+    return needed_within_limit + over_limit
 
 
 def _passes(within_limit: int, over_limit: int, quantile: float, confidence: float) -> bool:

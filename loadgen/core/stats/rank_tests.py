@@ -135,20 +135,26 @@ def _hamed_rao_weights(count: int) -> NDArray[np.float64]:
 
 
 def _autocorrelate_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the autocorrelations of the ranks at lags 1 to n - 1.
+    """Return the autocorrelations of the ranks of values at the lags 1 to n - 1.
 
-    Equal values get consecutive ranks in their order of time.
+    The autocorrelation at a lag is the sum of the products of each deviation from the mean rank
+    with that `lag` values later, divided by the sum of the squared deviations. Equal values get
+    consecutive ranks in their order of time.
     """
     count = len(values)
+    indexes_by_value = np.argsort(values, kind="stable")
     ranks = np.empty(count)
-    order = np.argsort(values, kind="stable")
-    ranks[order] = np.arange(1, count + 1)
-    deviations = ranks - ranks.mean()
+    ranks[indexes_by_value] = np.arange(1, count + 1)
 
-    sums_of_products = [
-        float((deviations[lag:] * deviations[:-lag]).sum()) for lag in range(1, count)
-    ]
+    deviations = ranks - ranks.mean()
     sum_of_squares = float((deviations * deviations).sum())
+
+    sums_of_products = []
+    for lag in range(1, count):
+        earlier = deviations[:-lag]
+        later = deviations[lag:]
+        sums_of_products.append(float((later * earlier).sum()))
+
     return np.array(sums_of_products) / sum_of_squares
 
 

@@ -170,35 +170,51 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
 def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     """Return the continued fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22.
 
-    The fraction that ends with d_k is a numerator A_k divided by a denominator B_k. The modified
-    Lentz method (`betacf` of Numerical Recipes, section 6.4) does not compute A_k and B_k, which
-    may overflow, but how each of them grows:
-
-        A_k / A_(k-1) = 1 + d_k / (A_(k-1) / A_(k-2)), and the same for B.
-
-    The value of the fraction is multiplied by the growth of A and divided by the growth of B.
+    Terms are added, as in `betacf` of Numerical Recipes, section 6.4, until a pair of them no
+    longer changes the value.
     """
-    # The first term is computed here, because the further terms come in pairs.
-    d1 = -(a + b) * x / (a + 1)
-    numerator_growth = 1.0
-    denominator_growth = max(TINY, 1 + d1)
-    fraction = 1 / denominator_growth
-    inverse_denominator_growth = fraction
+    first_term = -(a + b) * x / (a + 1)
+    fraction = _LentzFraction(first_term)
 
-    for pair_of_terms in _pairs_of_fraction_terms(x, a, b):
-        for term in pair_of_terms:
-            numerator_growth = _avoid_zero(1 + term / numerator_growth)
-            denominator_growth = _avoid_zero(1 + term * inverse_denominator_growth)
-            inverse_denominator_growth = 1 / denominator_growth
+    for even_term, odd_term in _pairs_of_fraction_terms(x, a, b):
+        fraction.add_term(even_term)
+        change_of_value = fraction.add_term(odd_term)
 
-            factor = numerator_growth * inverse_denominator_growth
-            fraction *= factor
-
-        has_converged = abs(factor - 1) < FRACTION_TOLERANCE
+        has_converged = abs(change_of_value - 1) < FRACTION_TOLERANCE
         if has_converged:
             break
 
-    return fraction
+    return fraction.value
+
+
+class _LentzFraction:
+    """A continued fraction 1 / (1 + d1 / (1 + d2 / ...)), by the modified Lentz method.
+
+    With the terms d1 to dk, the fraction is a numerator A_k divided by a denominator B_k. Both may
+    overflow, so only their growth is computed:
+
+        A_k / A_(k-1) = 1 + d_k / (A_(k-1) / A_(k-2)), and the same for B.
+
+    Attributes:
+        value: The value of the fraction with the terms up to now.
+    """
+
+    def __init__(self, first_term: float) -> None:
+        """Create the fraction 1 / (1 + d1)."""
+        denominator_growth = max(TINY, 1 + first_term)
+        self._numerator_growth = 1.0
+        self._inverse_denominator_growth = 1 / denominator_growth
+        self.value = self._inverse_denominator_growth
+
+    def add_term(self, term: float) -> float:
+        """Add the next term, and return the factor by which the value changes."""
+        self._numerator_growth = _avoid_zero(1 + term / self._numerator_growth)
+        denominator_growth = _avoid_zero(1 + term * self._inverse_denominator_growth)
+        self._inverse_denominator_growth = 1 / denominator_growth
+
+        factor = self._numerator_growth * self._inverse_denominator_growth
+        self.value *= factor
+        return factor
 
 
 def _avoid_zero(divisor: float) -> float:
