@@ -430,9 +430,10 @@ def _queue_of_missed_limit(
 def _measure_send_delay(requests: JoinedColumns) -> Ints:
     """Return by how much the client delayed the send of each request, in ns.
 
-    A request can be sent when it is due and its connection is open. The client delays it by two
-    times: the time from then until the send, and the time in which the operating system stopped the
-    client while it opened a new connection. The other wait for the connection is not its doing.
+    A request can be sent when it is due and its connection is open. The delay by the client is the
+    time from then until the send. If the operating system stopped the client while a new connection
+    was opened, the time of the stop is a part of the delay too, but the other wait for the
+    connection is not.
 
     Args:
         requests: The requests, ordered by scheduled time.
@@ -529,8 +530,7 @@ def _share_of_excess_by_part(
     Args:
         requests: The requests.
         ttft_ns: The TTFT of each request, from which the send delay was subtracted.
-        send_delay_ns: The send delay of each request. It is part of the time before the send, and
-            so has to be subtracted from the time of connecting too.
+        send_delay_ns: The send delay of each request, which is not part of any of the parts.
         speed: Which requests are slow, and which are fast.
     """
     if not speed.is_comparable:

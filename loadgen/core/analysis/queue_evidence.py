@@ -230,7 +230,7 @@ def _mean_waiting_requests(samples: Sequence[MetricSample], load_s: float) -> fl
 
     Args:
         samples: The samples of the servers' metrics pages.
-        load_s: The length of the load, which begins at time 0 of the samples.
+        load_s: The length of the load, which begins with the run. Only values from then count.
     """
     waiting = series.compute_curves(samples).get(series.WAITING)
     if waiting is None or load_s <= 0:

@@ -170,8 +170,8 @@ def find_trends(
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
 
-    # Which level Holm's procedure applies to a series depends on the other series. The detectable
-    # growth is therefore that at the strictest of these levels, which is Bonferroni's.
+    # The level that Holm's procedure applies to a series depends on the p-values of all series. The
+    # detectable growth is that at the strictest level that can apply, which is Bonferroni's.
     strictest_level = _bonferroni_level(significance_level, series_count=len(tests_by_index))
 
     trends: list[Trend | None] = [None] * len(series)
