@@ -134,7 +134,7 @@ def split_latencies(measured_stages: Sequence[Columns], manifest: RunManifest) -
     # There may be millions of requests. So columns that are in memory are freed first, and those
     # that are read now are not kept.
     for columns in measured_stages:
-        columns.forget()
+        columns.clear_cache()
     requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
 
     has_server_timing = requests.is_known("server_prefill_ns")

@@ -6,6 +6,7 @@ Pure. It works on whole columns and never loops over records, since a run may ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from loadgen.core.stats.quantiles import BLOCK_ROWS, block_slices
 from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,8 +66,7 @@ CACHED_COLUMNS = frozenset(
         "tpot",
     )
 )
-"""Fields and metrics that are used often, and are kept in memory once they were read or computed.
-"""
+"""Fields and metrics that are used often. They stay in memory once they were read or computed."""
 
 
 # -- arrays ----------------------------------------------------------------------------------------
@@ -184,22 +184,34 @@ def pool_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> Hist
 def class_indices(manifest: RunManifest, task_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the class of each task as an index of `manifest.classes`.
 
-    Classes are not recorded. They are drawn again from the seed of the run.
+    Records do not contain the class, because the seed of the run and the id of a task determine it.
 
     Args:
         manifest: The manifest of the run.
-        task_ids: The id of each task: the id of any of its requests, divided by
-            `manifest.turns_per_session`. A single request is a task of one request.
+        task_ids: The id of each task. With 3 requests per task, the task 0 has the requests 0 to 2,
+            and the task 1 has the requests 3 to 5. A single request is a task of one request.
     """
     shares = [request_class.share for request_class in manifest.classes]
-    return seeds.draw_classes(manifest.seed or 0, shares, task_ids)
+    seed = manifest.seed or 0
+    return seeds.draw_classes(seed, shares, task_ids)
+
+
+def request_class_indices(
+    manifest: RunManifest, request_ids: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the class of each request as an index of `manifest.classes`.
+
+    All requests of a task, such as a conversation, have the same class.
+    """
+    task_ids = request_ids // manifest.turns_per_session
+    return class_indices(manifest, task_ids)
 
 
 def is_of_class(manifest: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records are requests of the class with this name."""
     class_names = [request_class.name for request_class in manifest.classes]
-    task_ids = rows["request"] // manifest.turns_per_session
-    mask: NDArray[np.bool_] = class_indices(manifest, task_ids) == class_names.index(name)
+    class_of_record = request_class_indices(manifest, rows["request"])
+    mask: NDArray[np.bool_] = class_of_record == class_names.index(name)
     return mask
 
 
@@ -209,101 +221,116 @@ def step_indices(
     """Return the step of each request as an index of `manifest.steps`, or NO_STEP.
 
     A task of an agent is a series of requests. A step is a named group of these requests, such as
-    "plan" or "write code". The class of a request and its position in the task determine the step.
+    "plan" or "write code".
 
     Args:
         manifest: The manifest of the run.
-        request_ids: The id of each request. The first task of a run has the ids from 0 to
-            `manifest.turns_per_session` - 1.
+        request_ids: The id of each request, which determines its class.
         turns: The position of each request in its task, from 0.
     """
-    if not manifest.classes:
-        step_of_turn = _steps_of_class(manifest, class_name="")
-        return step_of_turn[turns]
+    step_table = _tabulate_steps(manifest)
+    if manifest.classes:
+        class_of_request = request_class_indices(manifest, request_ids)
+    else:
+        class_of_request = np.zeros(len(request_ids), np.int64)  # the only row of the table
 
-    task_ids = request_ids // manifest.turns_per_session
-    class_of_request = class_indices(manifest, task_ids)
-
-    step_of_request = np.full(len(request_ids), NO_STEP)
-    for class_index, request_class in enumerate(manifest.classes):
-        rows_of_class = np.flatnonzero(class_of_request == class_index)
-        step_of_turn = _steps_of_class(manifest, request_class.name)
-        step_of_request[rows_of_class] = step_of_turn[turns[rows_of_class]]
-
+    step_of_request: NDArray[np.int64] = step_table[class_of_request, turns]
     return step_of_request
 
 
-def _steps_of_class(manifest: RunManifest, class_name: str) -> NDArray[np.int64]:
-    """Return the step index of each turn of the tasks of a class, or NO_STEP.
+def _tabulate_steps(manifest: RunManifest) -> NDArray[np.int64]:
+    """Return the step index of each turn, or NO_STEP: a row per class, a column per turn.
 
-    The result [0, 0, 1] says that the first two requests of a task are its first step, and the
-    third request is its second step.
-
-    Args:
-        manifest: The manifest of the run.
-        class_name: The name of the class, "" for a run without classes.
+    A run without classes has one row. The row [0, 0, 1] says that the first two requests of a task
+    are the step 0, and the third request is the step 1.
     """
-    step_of_turn = np.full(manifest.turns_per_session, NO_STEP)
+    class_names = [request_class.name for request_class in manifest.classes]
+    row_names = class_names or [""]  # the steps of a run without classes have the class ""
+
+    step_table = np.full((len(row_names), manifest.turns_per_session), NO_STEP)
     for step_index, step in enumerate(manifest.steps):
-        if step.of_class == class_name:
-            step_of_turn[list(step.turns)] = step_index
-    return step_of_turn
+        row = row_names.index(step.of_class)
+        step_table[row, list(step.turns)] = step_index
+
+    return step_table
 
 
 # -- columns ---------------------------------------------------------------------------------------
 
 
-class _RowSelection(NamedTuple):
-    """Some of the records of a run, or all of them.
+@dataclass(frozen=True)
+class _SelectedRows:
+    """Some or all of the rows of a table, where a row is the record of one request.
 
     Attributes:
-        rows: The records or columns that contain the selected rows.
-        selected: The selected ones of `rows`, as a mask or as indices. None if all are selected.
-        length: The number of selected rows.
+        table: The records, in memory or in a file, or another view of records by column.
+        indices: The indices of the selected rows in the table, ascending. None selects all rows.
     """
 
-    rows: RowSource
-    selected: NDArray[Any] | None
-    length: int
+    table: RowSource
+    indices: NDArray[np.int64] | None
 
+    @classmethod
+    def from_mask(cls, table: RowSource, mask: NDArray[np.bool_] | None) -> _SelectedRows:
+        """Select the rows of a table for which a mask is True, or all rows if the mask is None."""
+        if mask is None or mask.all():
+            return cls(table, indices=None)
 
-def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSelection:
-    """Return a selection of rows in the form that is cheapest to read columns with.
+        indices = np.flatnonzero(mask)
+        can_be_sliced = not isinstance(table, Columns)
+        if can_be_sliced and _are_consecutive(indices):
+            # Adjacent records, such as those of a stage, are read without a copy.
+            first_row = int(mask.argmax())
+            row_range = slice(first_row, first_row + len(indices))
+            return cls(_slice_rows(table, row_range), indices=None)
 
-    Args:
-        rows: The records or columns.
-        selected: Which rows are selected. None selects all.
-    """
-    if selected is None:
-        return _RowSelection(rows, selected=None, length=len(rows))
+        return cls(table, indices)
 
-    count = int(np.count_nonzero(selected))
-    if count == len(rows):
-        return _RowSelection(rows, selected=None, length=count)
+    def __len__(self) -> int:
+        """Return the number of selected rows."""
+        return len(self.table) if self.indices is None else len(self.indices)
 
-    # A slice of adjacent records copies nothing. A view by column cannot be sliced.
-    adjacent_rows = _find_adjacent_rows(selected, count)
-    can_be_sliced = not isinstance(rows, Columns)
-    if adjacent_rows is not None and can_be_sliced:
-        return _RowSelection(_slice_rows(rows, adjacent_rows), selected=None, length=count)
+    def read_column(self, field: str) -> NDArray[Any]:
+        """Return the value of a field, such as "sent_ns", for each selected row."""
+        if len(self) == 0:
+            return np.zeros(0, dtype=ROW[field])
 
-    # To copy most of the rows, a mask is faster. To copy few rows, indices are faster.
-    are_most_selected = 2 * count > len(selected)
-    mask_or_indices = selected if are_most_selected else np.flatnonzero(selected)
-    return _RowSelection(rows, mask_or_indices, count)
+        column: NDArray[Any] = self.table[field]
+        if _is_constant(column):
+            # One value in memory stands for all rows, so a part of them needs no copy.
+            return column[: len(self)]
 
+        values = column if self.indices is None else column[self.indices]
+        return np.ascontiguousarray(values)
 
-def _find_adjacent_rows(selected: NDArray[np.bool_], count: int) -> slice | None:
-    """Return the range of the selected rows, or None if they are not adjacent.
+    def read_values(self, field: str, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the values of a field at some positions among the selected rows.
 
-    Args:
-        selected: Which rows are selected.
-        count: The number of selected rows.
-    """
-    first = int(selected.argmax())  # the index of the first True
-    end = first + count
-    are_adjacent = bool(selected[first:end].all())
-    return slice(first, end) if are_adjacent else None
+        Of records in memory, no other values are read.
+        """
+        if len(positions) == 0:
+            return np.zeros(0, dtype=ROW[field])
+
+        rows = positions if self.indices is None else self.indices[positions]
+        column: NDArray[Any] = self.table[field]
+        return column[rows]
+
+    def mask_of_range(self, row_range: slice) -> NDArray[np.bool_] | None:
+        """Return which rows in a range of the table are selected, or None if all rows are.
+
+        If the rows 3, 5 and 9 are selected, the mask of the rows 4 to 7 is
+        [False, True, False, False].
+        """
+        if self.indices is None:
+            return None
+
+        first_row, end_row = row_range.start, row_range.stop
+        is_in_range = (self.indices >= first_row) & (self.indices < end_row)
+        indices_in_range = self.indices[is_in_range] - first_row
+
+        mask = np.zeros(end_row - first_row, bool)
+        mask[indices_in_range] = True
+        return mask
 
 
 class Columns:
@@ -325,135 +352,60 @@ class Columns:
 
         Args:
             rows: The records, in memory or in a file, or another view of records by column.
-            selected: Which rows to select; None selects all.
+            selected: Which rows to select. None selects all.
             keep_all: Whether to cache each column that is read. Otherwise only CACHED_COLUMNS are
                 cached.
         """
-        # Which rows this view has. The selection is a mask or indices, None for all rows.
-        selection = _select_rows(rows, selected)
-        self._rows = selection.rows
-        self._selection = selection.selected
-        self._length = selection.length
-
-        # The columns that were read, by name, and whether every column is cached.
-        self._cache: dict[str, NDArray[np.int64]] = {}
+        self._rows = _SelectedRows.from_mask(rows, selected)
         self._keeps_all_columns = keep_all
+        self._is_large_file = _is_file(self._rows.table) and len(self._rows) > BLOCK_ROWS
 
-        # The method of a file that reads a range of a column, None for records in memory.
-        self._read_file_range = _range_reader(self._rows)
-        is_file = self._read_file_range is not None
-        self._is_large_file = is_file and self._length > BLOCK_ROWS
+        # Columns and metrics in memory, by name.
+        self._cache: dict[str, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
-        return self._length
-
-    def _is_cached_once_read(self, name: str) -> bool:
-        """Return True if a column is put in the cache when it is read."""
-        if self._keeps_all_columns:
-            return True
-        return name in CACHED_COLUMNS and not self._is_large_file
+        """Return the number of selected rows."""
+        return len(self._rows)
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """Return the value of a field, such as "sent_ns", for each selected record."""
+        """Return the value of a field, such as "sent_ns", for each selected row."""
         if field in self._cache:
             return self._cache[field]
-        if not len(self):
-            return _empty_column(field)
 
-        all_values = self._rows[field]
-        if _is_constant(all_values):
-            # All rows have the same value, so any rows have the values of the selected rows.
-            return all_values[: len(self)]
+        values = self._rows.read_column(field)
+        is_often_used = field in CACHED_COLUMNS and not self._is_large_file
+        if is_often_used or self._keeps_all_columns:
+            self._cache[field] = values
 
-        are_all_selected = self._selection is None
-        selected_values = all_values if are_all_selected else all_values[self._selection]
-        selected_values = np.ascontiguousarray(selected_values)
-        if self._is_cached_once_read(field):
-            self._cache[field] = selected_values
-
-        return selected_values
+        return values
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """Return the values of a field at some positions of the selected rows.
+        """Return the values of a field at some positions among the selected rows.
 
         Args:
             field: The name of the field.
-            positions: A slice, a mask (an array of booleans), or an array of indices.
+            positions: Indices, which may be few, or a mask or a slice.
         """
-        if isinstance(positions, slice) or _is_mask(positions) or self._is_in_memory(field):
+        if isinstance(positions, slice) or positions.dtype == bool or field in self._cache:
             values: NDArray[np.int64] = self[field][positions]
             return values
 
-        # Indices are usually few. Only the part of the file with these rows is read.
-        row_indices = self._row_indices(positions)
-        return self._read_rows(field, row_indices)
-
-    def _is_in_memory(self, field: str) -> bool:
-        """Return True if a column is in memory, or will be when it is read."""
-        return self._are_columns_in_memory or field in self._cache
-
-    @property
-    def _are_columns_in_memory(self) -> bool:
-        """Whether every column stays in memory when it is read, here or in viewed `Columns`."""
-        return self._keeps_all_columns or isinstance(self._rows, Columns)
-
-    def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the values of a field at some rows, reading as little of a file as possible.
-
-        Args:
-            field: The name of the field.
-            row_indices: The indices of the rows among all records, selected or not.
-        """
-        if not len(row_indices):
-            return _empty_column(field)
-
-        if self._read_file_range is None:  # the records are in memory
-            column: NDArray[Any] = self._rows[field]
-            return column[row_indices]
-
-        # Read the shortest range of the file that has all of these rows.
-        first_row = int(row_indices.min())
-        end_row = int(row_indices.max()) + 1
-        values_in_range = self._read_file_range(field, first_row, end_row)
-
-        if _is_constant(values_in_range):
-            # All rows have the same value, so it is repeated without a copy.
-            one_value = values_in_range[:1]
-            return np.broadcast_to(one_value, len(row_indices))
-
-        indices_in_range = row_indices - first_row
-        return values_in_range[indices_in_range]
-
-    def _row_indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices among all records of positions among the selected ones."""
-        if self._selection is None:
-            return positions
-        is_mask = _is_mask(self._selection)
-        selected_rows = self._selection.nonzero()[0] if is_mask else self._selection
-        return selected_rows[positions]
+        return self._rows.read_values(field, positions)
 
     def blocks(self) -> Iterator[Columns]:
         """Yield the selected rows in order, in blocks that fit in memory.
 
         All rows are one block if their columns are in memory anyway.
         """
-        if self._are_columns_in_memory or len(self._rows) <= BLOCK_ROWS:
+        table = self._rows.table
+        are_columns_in_memory = self._keeps_all_columns or isinstance(table, Columns)
+        if are_columns_in_memory or len(table) <= BLOCK_ROWS:
             yield self
             return
 
-        mask = self._selection_mask()
-        for row_range in block_slices(len(self._rows)):
-            block_rows = _slice_rows(self._rows, row_range)
-            block_mask = None if mask is None else mask[row_range]
-            yield Columns(block_rows, block_mask)
-
-    def _selection_mask(self) -> NDArray[np.bool_] | None:
-        """Return the selected rows as a mask, or None if all are selected."""
-        if self._selection is None or _is_mask(self._selection):
-            return self._selection
-        mask = np.zeros(len(self._rows), bool)
-        mask[self._selection] = True
-        return mask
+        for row_range in block_slices(len(table)):
+            block_of_table = _slice_rows(table, row_range)
+            yield Columns(block_of_table, self._rows.mask_of_range(row_range))
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of each selected row, such as "ttft", in ns.
@@ -473,8 +425,8 @@ class Columns:
         return values
 
     def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
-        """Compute a metric of a large file from one block at a time, to save memory."""
-        _release_file_memory(self._rows)
+        """Compute a metric of a large file from one block of rows at a time, to save memory."""
+        _release_file_memory(self._rows.table)
         values = np.empty(len(self), np.int64)
 
         first = 0
@@ -485,7 +437,7 @@ class Columns:
 
         return values
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Free the memory of the cached columns, which are read again when they are needed."""
         self._cache.clear()
 
@@ -514,9 +466,9 @@ class Columns:
         return self.has_status(OK)
 
     @property
-    def request_no_output(self) -> NDArray[np.bool_]:
-        """Which rows request no output, in tasks of which others do: embeddings, or a ranking."""
-        mask: NDArray[np.bool_] = self["asked_output"] == 0
+    def expects_output(self) -> NDArray[np.bool_]:
+        """Which requests expect output tokens, unlike those for embeddings or a ranking."""
+        mask: NDArray[np.bool_] = self["asked_output"] != 0
         return mask
 
     @property
@@ -525,14 +477,11 @@ class Columns:
         return self.is_known("sent_ns") | self.has_status(DROPPED)
 
 
-def _empty_column(field: str) -> NDArray[np.int64]:
-    """Return a column without rows, in the integer type that `record.FIELDS` has for the field."""
-    return np.zeros(0, dtype=ROW[field])
-
-
-def _is_mask(positions: NDArray[Any]) -> bool:
-    """Return True if positions are a mask, which has a boolean for each row."""
-    return bool(positions.dtype == bool)
+def _are_consecutive(indices: NDArray[np.int64]) -> bool:
+    """Return True if ascending indices have no gaps, such as 3, 4 and 5."""
+    if len(indices) == 0:
+        return True
+    return bool(indices[-1] - indices[0] == len(indices) - 1)
 
 
 def _is_constant(column: NDArray[Any]) -> bool:
@@ -545,12 +494,9 @@ def _slice_rows(rows: Any, row_range: slice) -> Any:
     return rows.slice_records(row_range) if hasattr(rows, "slice_records") else rows[row_range]
 
 
-def _range_reader(rows: RowSource) -> Callable[[str, int, int], NDArray[Any]] | None:
-    """Return the method of a file that reads a range of a column, None for records in memory.
-
-    Its parameters are the name of the column, the first row, and the row after the last one.
-    """
-    return getattr(rows, "read_range", None)
+def _is_file(rows: RowSource) -> bool:
+    """Return True for the records in a file, which are read from it when they are needed."""
+    return hasattr(rows, "read_range")
 
 
 def _release_file_memory(rows: Any) -> None:
@@ -564,13 +510,22 @@ def _release_file_memory(rows: Any) -> None:
     file.release_memory()
 
 
-class JoinedColumns:
-    """The columns of several stages as one: one stage after the other, or in another order.
+class _JoinedRows(NamedTuple):
+    """The rows of one stage in joined columns.
 
-    For that order, the selected requests of all stages are numbered. If stage A has 3 of them and
-    stage B has 2, those of A have the numbers 0 to 2, and those of B the numbers 3 and 4. The order
-    [4, 0, 2] takes the second request of B, then the first and the third one of A.
+    Attributes:
+        columns: The columns of the stage.
+        rows: The rows to take from these columns: indices, a mask or a slice.
+        positions: Where the values of these rows are in a joined column: indices or a slice.
     """
+
+    columns: Columns
+    rows: NDArray[Any] | slice
+    positions: NDArray[np.int64] | slice
+
+
+class JoinedColumns:
+    """The columns of several stages as one: one stage after the other, or in another order."""
 
     def __init__(
         self,
@@ -584,93 +539,54 @@ class JoinedColumns:
 
         Args:
             stages: The columns of each stage.
-            only_ok: Whether to select only the ok requests; else all are selected.
-            order: The numbers of the requests to take, in their order. The selected requests of all
-                stages are numbered from 0, one stage after the other. None takes all of them.
+            only_ok: Whether to join the ok requests of each stage only.
+            order: The requests to take, in their order, as indices among the joined requests. If
+                the first of two stages has 3 requests, [4, 0] takes the second request of the
+                second stage and the first one of the first stage. None takes all.
             keeps_columns: Whether to cache each joined column that is read.
         """
-        self._stages = stages
+        masks = [columns.is_ok if only_ok else np.full(len(columns), True) for columns in stages]
+        if order is None:
+            self._length = int(sum(np.count_nonzero(mask) for mask in masks))
+            self._stages = _join_rows(stages, masks)
+        else:
+            self._length = len(order)
+            self._stages = _join_rows_in_order(stages, masks, order)
+
         self._keeps_columns = keeps_columns
-        self._cache: dict[str, NDArray[np.int64]] = {}  # joined columns by name
-
-        # For each stage, the rows of its columns that are taken.
-        all_rows = slice(None)
-        self._taken_rows: list[NDArray[Any] | slice] = [
-            as_selection(columns.is_ok) if only_ok else all_rows for columns in stages
-        ]
-
-        # For each stage, the indices of its rows in the joined column. None if the joined column
-        # has the rows of the first stage, then those of the second stage, and so on.
-        self._joined_indices: list[NDArray[np.int64]] | None = None
-        if order is not None:
-            self._put_in_order(order)
-
-    def _put_in_order(self, order: NDArray[np.int64]) -> None:
-        """Take only the requests that `order` lists, and put them in that order.
-
-        If stage A has the requests 0 to 2 and stage B the requests 3 and 4, the order [4, 0, 2]
-        takes the rows [0, 2] of stage A to the indices [1, 2] of the joined column, and the row [1]
-        of stage B to the index [0].
-
-        Args:
-            order: The numbers of the requests to take, in their order.
-        """
-        rows_of_stages = [
-            np.arange(len(columns))[taken_rows]
-            for columns, taken_rows in zip(self._stages, self._taken_rows, strict=True)
-        ]
-        self._taken_rows = []
-        self._joined_indices = []
-
-        # The requests of a stage have the numbers from `first_number` up to `end_number`.
-        first_number = 0
-        for rows in rows_of_stages:
-            end_number = first_number + len(rows)
-            is_of_stage = (order >= first_number) & (order < end_number)
-            joined_indices = np.flatnonzero(is_of_stage)
-
-            request_numbers = order[joined_indices]
-            numbers_in_stage = request_numbers - first_number
-            ordered_rows = rows[numbers_in_stage]
-
-            self._taken_rows.append(ordered_rows)
-            self._joined_indices.append(joined_indices)
-            first_number = end_number
+        self._cache: dict[str, NDArray[np.int64]] = {}  # joined columns and metrics by name
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """Return the column of a field of `record.FIELDS`."""
+        """Return the value of a field, such as "sent_ns", for each request."""
         if field in self._cache:
             return self._cache[field]
 
-        stages = zip(self._stages, self._taken_rows, strict=True)
-        values_of_stages = [columns.take(field, rows) for columns, rows in stages]
+        values_of_stages = (stage.columns.take(field, stage.rows) for stage in self._stages)
         return self._join(field, values_of_stages)
 
     def is_known(self, field: str) -> NDArray[np.bool_]:
-        """Return in which rows a time or a number is known, so that it is not UNKNOWN (-1)."""
+        """Return for which requests a time or a number is known, so that it is not UNKNOWN (-1)."""
         mask: NDArray[np.bool_] = self[field] >= 0
         return mask
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
+        """Return a metric, such as "ttft", of each request; UNDEFINED for one without a value."""
         if metric in self._cache:
             return self._cache[metric]
 
-        stages = zip(self._stages, self._taken_rows, strict=True)
-        values_of_stages = [columns.measure(metric)[rows] for columns, rows in stages]
+        values_of_stages = (stage.columns.measure(metric)[stage.rows] for stage in self._stages)
         return self._join(metric, values_of_stages)
 
-    def _join(self, name: str, values_of_stages: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _join(self, name: str, values_of_stages: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Return the values of all stages as one column, and cache it if columns are cached.
 
         Args:
             name: The name of the field or metric.
-            values_of_stages: The selected values of each stage.
+            values_of_stages: The values of the rows of each stage.
         """
-        if self._joined_indices is None:  # the values of each stage follow those of the previous
-            column = join_arrays(values_of_stages).astype(np.int64, copy=False)
-        else:
-            column = _place_values(values_of_stages, self._joined_indices)
+        column = np.empty(self._length, np.int64)
+        for stage, values in zip(self._stages, values_of_stages, strict=True):
+            column[stage.positions] = values
 
         if self._keeps_columns:
             self._cache[name] = column
@@ -678,20 +594,47 @@ class JoinedColumns:
         return column
 
 
-def _place_values(
-    value_arrays: Sequence[NDArray[np.int64]], index_arrays: Sequence[NDArray[np.int64]]
-) -> NDArray[np.int64]:
-    """Return one array of the values in several arrays, each at an index of its own.
-
-    For the values [[5, 6], [7]] with the indices [[0, 2], [1]], the result is [5, 7, 6].
+def _join_rows(stages: Sequence[Columns], masks: Sequence[NDArray[np.bool_]]) -> list[_JoinedRows]:
+    """Return the rows to join of each stage, which follow those of the previous stage.
 
     Args:
-        value_arrays: The values.
-        index_arrays: The index of each value in the result. Each index occurs once.
+        stages: The columns of each stage.
+        masks: For each stage, which of its rows are joined.
     """
-    length = sum(map(len, value_arrays))
-    placed_values = np.empty(length, np.int64)
-    for values, indices in zip(value_arrays, index_arrays, strict=True):
-        placed_values[indices] = values
+    joined_rows = []
+    first_position = 0
+    for columns, mask in zip(stages, masks, strict=True):
+        end_position = first_position + int(np.count_nonzero(mask))
+        positions = slice(first_position, end_position)
+        joined_rows.append(_JoinedRows(columns, as_selection(mask), positions))
+        first_position = end_position
 
-    return placed_values
+    return joined_rows
+
+
+def _join_rows_in_order(
+    stages: Sequence[Columns], masks: Sequence[NDArray[np.bool_]], order: NDArray[np.int64]
+) -> list[_JoinedRows]:
+    """Return the rows of each stage that an order takes, and their positions in that order.
+
+    If the first of two stages has 3 rows, the order [4, 0, 2] takes its rows [0, 2] to the
+    positions [1, 2], and the row [1] of the second stage to the position [0].
+
+    Args:
+        stages: The columns of each stage.
+        masks: For each stage, which of its rows are counted in `order`.
+        order: The indices of the rows to take, counted over all stages.
+    """
+    joined_rows = []
+    first_index = 0
+    for columns, mask in zip(stages, masks, strict=True):
+        rows = np.flatnonzero(mask)
+        end_index = first_index + len(rows)
+        is_of_stage = (order >= first_index) & (order < end_index)
+
+        indices_in_stage = order[is_of_stage] - first_index
+        positions = np.flatnonzero(is_of_stage)
+        joined_rows.append(_JoinedRows(columns, rows[indices_in_stage], positions))
+        first_index = end_index
+
+    return joined_rows

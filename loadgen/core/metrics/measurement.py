@@ -654,7 +654,7 @@ class _RunMeasurement:
 
         requests = self._measured_requests
         value_bounds = sample_bounds.bound_metric(requests.columns, definition.name)
-        return BoundedSample(requests.sample(definition.name), value_bounds)
+        return BoundedSample(requests.values(definition.name), value_bounds)
 
     def verdict_inputs(self) -> VerdictInputs:
         """Return the numbers that decide if the measurement can be trusted."""

@@ -48,7 +48,7 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
 
     # A request for no output, such as an embedding, has no TTFT that could be over a limit.
     if _is_metric_of_output(term.metric):
-        requests_output = ~columns.request_no_output
+        requests_output = columns.expects_output
         is_over &= requests_output
 
     return is_over
@@ -145,7 +145,7 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
         is_met: NDArray[np.bool_] = ~has_value | is_within_limit
         return is_met
 
-    has_no_output = columns.request_no_output
+    has_no_output = ~columns.expects_output
     return np.where(has_value, is_within_limit, has_no_output)
 
 

@@ -628,7 +628,7 @@ class PartSummarizer:
 def _free_columns(accumulator: MetricAccumulator) -> None:
     """Free the memory of the columns of requests, which are read again if they are needed."""
     for columns in accumulator.columns:
-        columns.forget()
+        columns.clear_cache()
 
 
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:

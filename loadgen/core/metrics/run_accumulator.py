@@ -8,7 +8,12 @@ import numpy as np
 
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import MetricAccumulator
-from loadgen.core.metrics.columns import Columns, class_indices, step_indices
+from loadgen.core.metrics.columns import (
+    Columns,
+    class_indices,
+    request_class_indices,
+    step_indices,
+)
 from loadgen.core.metrics.tasks import TaskColumns, TaskTable
 from loadgen.core.metrics.windows import is_first_request_of_user, is_last_request_of_user
 from loadgen.core.results.manifest import StagePlan
@@ -20,13 +25,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Slo, TaskTerm
-
-
-OK_TASK_ENDS = "ok_task_ends"
-"""The name of the amounts of ok conversations and tasks, each at the time of its end."""
-
-GOOD_TASK_ENDS = "good_task_ends"
-"""The name of the amounts of those that meet the SLO on whole tasks."""
+    from loadgen.core.stats.amounts import Amounts
 
 
 class MeasuredAndWarmup(NamedTuple):
@@ -144,7 +143,7 @@ class RunAccumulator:
                 part.of_stage(plan).add(part_columns, texts, is_open_loop=is_open_loop)
 
                 # Free the memory. The columns are read again if they are needed.
-                part_columns.forget()
+                part_columns.clear_cache()
 
     def _add_user_times(self, stage: int, columns: Columns) -> None:
         """Add the latest start of a virtual user, and the end of each virtual user.
@@ -164,7 +163,7 @@ class RunAccumulator:
 
         accumulator = self.stages[stage]
         accumulator.add_maximum("user_start", starts_ns)
-        accumulator.added_values["user_end"].add(ends_ns)
+        accumulator.user_ends_ns.add(ends_ns)
 
     def _group_by_part(self, columns: Columns) -> Iterator[_PartGrouping]:
         """Yield how the records are divided among targets, among classes and among steps.
@@ -176,11 +175,7 @@ class RunAccumulator:
             yield _PartGrouping(self.targets, target_of_record)
 
         if self.classes:
-            # A conversation of 3 turns has the request ids 0 to 2, the next one 3 to 5, and so on.
-            # All requests of a conversation have the same class.
-            turns = self._manifest.turns_per_session
-            conversation_ids = columns["request"] // turns
-            class_of_record = class_indices(self._manifest, conversation_ids)
+            class_of_record = request_class_indices(self._manifest, columns["request"])
             yield _PartGrouping(self.classes, class_of_record)
 
         if self.steps:
@@ -338,7 +333,7 @@ def _add_good_tasks(
     """
     is_good = tasks.meets_task_term(ended, task_term)
     accumulator.add_to_sum("sessions_good", is_good.sum())
-    _add_task_ends(accumulator, GOOD_TASK_ENDS, ended.end_ns[is_good])
+    _add_task_ends(accumulator.task_times.good_ends, ended.end_ns[is_good])
 
 
 def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
@@ -347,19 +342,20 @@ def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
     Tasks are called sessions in the names of values and sums.
     """
     durations_ns = ok.end_ns - ok.due_ns
-    accumulator.added_values["session"].add(durations_ns)
-    accumulator.added_values["session_wait"].add(ok.wait_ns)
-    accumulator.added_values["session_longest_wait"].add(ok.longest_wait_ns)
+    times = accumulator.task_times
+    times.durations_ns.add(durations_ns)
+    times.waits_ns.add(ok.wait_ns)
+    times.longest_waits_ns.add(ok.longest_wait_ns)
+    _add_task_ends(times.ok_ends, ok.end_ns)
 
     accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
     accumulator.add_to_sum("session_requests", ok.requests.sum())
     accumulator.add_to_sum("session_input", ok.input_tokens.sum())
     accumulator.add_to_sum("session_cached", ok.cached_tokens.sum())
     accumulator.add_to_sum("session_output", ok.output_tokens.sum())
-    _add_task_ends(accumulator, OK_TASK_ENDS, ok.end_ns)
 
 
-def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:
+def _add_task_ends(task_ends: Amounts, end_ns: NDArray[np.int64]) -> None:
     """Add an amount of 1 at the end of each task, for the rate of tasks in an interval."""
     ones = np.ones(len(end_ns), np.int64)
-    accumulator.added_amounts[name].add(end_ns, end_ns, ones)
+    task_ends.add(end_ns, end_ns, ones)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.core.metrics.run_accumulator import GOOD_TASK_ENDS, OK_TASK_ENDS
 from loadgen.core.metrics.windows import per_second
 from loadgen.core.stats.quantiles import Distribution, milliseconds
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.run_accumulator import CutConversations
-    from loadgen.core.metrics.windows import Window
+    from loadgen.core.metrics.windows import Span, Window
+    from loadgen.core.stats.amounts import Amounts
 
 
 class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,45 +82,43 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_tasks(
-    accumulator: MetricAccumulator, incomplete: CutConversations, window: Window
+    accumulator: MetricAccumulator, cut_conversations: CutConversations, window: Window
 ) -> Sessions | None:
-    """Return the summary of the sessions of a run, or None if there are none.
+    """Return the summary of the tasks of a run, or None if there are none.
 
-    A session is a conversation or a task: a sequence of requests. Sessions that were cut off, or
-    that have a cancelled request, have no outcome. They are counted as cut only.
+    A task is a series of requests: a conversation, or the requests of an agent. A task has no
+    outcome if it was cut off: if it has a cancelled or an unfinished request, or if its last
+    request was never due.
 
     Args:
-        accumulator: The requests, and the complete sessions, whose last request is recorded.
-        incomplete: The number of sessions whose last request was never due.
+        accumulator: The requests, and the tasks whose last request has a record.
+        cut_conversations: The number of tasks whose last request was never due.
         window: The measurement window and the steady state, for rates.
     """
-    complete_sessions = accumulator.sum("sessions")
-    incomplete_sessions = incomplete.by_end_of_load + incomplete.cancelled
-    if not complete_sessions and not incomplete_sessions:
+    recorded_tasks = accumulator.sum("sessions")
+    cut_before_last_request = cut_conversations.by_end_of_load + cut_conversations.cancelled
+    if recorded_tasks == 0 and cut_before_last_request == 0:
         return None
 
-    # Complete sessions without an outcome.
-    unfinished_at_end_of_run = accumulator.sum("sessions_cut")
-    with_cancelled_request = accumulator.sum("sessions_cancelled")
-    without_outcome = unfinished_at_end_of_run + with_cancelled_request
-
-    with_outcome = complete_sessions - without_outcome
-    ok_sessions = accumulator.sum("sessions_ok")
+    recorded_but_cut = accumulator.sum("sessions_cut") + accumulator.sum("sessions_cancelled")
+    tasks_with_outcome = recorded_tasks - recorded_but_cut
+    ok_tasks = accumulator.sum("sessions_ok")
+    task_times = accumulator.task_times
 
     return Sessions(
-        # The sessions by outcome, and the rate of ok ones.
-        count=with_outcome,
-        cut=incomplete_sessions + without_outcome,
+        # The tasks by outcome, and the rate of ok ones.
+        count=tasks_with_outcome,
+        cut=cut_before_last_request + recorded_but_cut,
         abandoned=accumulator.sum("sessions_abandoned"),
-        ok=ok_sessions,
-        ok_per_s=per_second(ok_sessions, window),
-        steady_ok_per_s=_steady_tasks_per_s(accumulator, OK_TASK_ENDS, window),
-        goodput=_measure_task_goodput(accumulator, window, counted_tasks=with_outcome),
-        # Times of the ok sessions.
-        duration_ms=accumulator.added_values["session"].distribution(),
-        wait_ms=accumulator.added_values["session_wait"].distribution(),
-        longest_wait_ms=accumulator.added_values["session_longest_wait"].distribution(),
-        # Means per ok session.
+        ok=ok_tasks,
+        ok_per_s=per_second(ok_tasks, window),
+        steady_ok_per_s=_steady_tasks_per_s(task_times.ok_ends, window.steady),
+        goodput=_measure_task_goodput(accumulator, window, counted_tasks=tasks_with_outcome),
+        # Times of the ok tasks.
+        duration_ms=task_times.durations_ns.distribution(),
+        wait_ms=task_times.waits_ns.distribution(),
+        longest_wait_ms=task_times.longest_waits_ns.distribution(),
+        # Means per ok task.
         requests=_mean_of_ok(accumulator, "session_requests"),
         input_tokens=_mean_of_ok(accumulator, "session_input"),
         cached_tokens=_mean_cached_tokens(accumulator),
@@ -129,7 +127,7 @@ def summarize_tasks(
 
 
 def _mean_cached_tokens(accumulator: MetricAccumulator) -> float | None:
-    """Return the mean cached tokens per ok session, None if no response reports cached tokens."""
+    """Return the mean cached tokens per ok task, None if no response reports cached tokens."""
     if not accumulator.sum("cached_tokens_known"):
         return None
     return _mean_of_ok(accumulator, "session_cached")
@@ -176,7 +174,7 @@ def _measure_task_goodput(
         good=good_tasks,
         share=good_share,
         rps=per_second(good_tasks, window),
-        steady_rps=_steady_tasks_per_s(accumulator, GOOD_TASK_ENDS, window),
+        steady_rps=_steady_tasks_per_s(accumulator.task_times.good_ends, window.steady),
         # Whether the SLO is met.
         met=is_met,
     )
@@ -187,20 +185,15 @@ def _optional_ms(limit_ns: int | None) -> float | None:
     return None if limit_ns is None else milliseconds(limit_ns)
 
 
-def _steady_tasks_per_s(
-    accumulator: MetricAccumulator, amount_name: str, window: Window
-) -> float | None:
+def _steady_tasks_per_s(task_ends: Amounts, steady_state: Span) -> float | None:
     """Return how many tasks ended per second of the steady state.
 
-    A task is a sequence of requests, such as a conversation. The steady state is the time without
-    the start and the end of the load.
+    A task is a series of requests, such as a conversation. The steady state is the time without the
+    start and the end of the load.
 
     Args:
-        accumulator: The requests and tasks.
-        amount_name: Which tasks count: OK_TASK_ENDS for ok tasks, GOOD_TASK_ENDS for good tasks.
-        window: The intervals of the run, of which the steady state is used.
+        task_ends: An amount of 1 at the end of each task.
+        steady_state: The interval.
     """
-    steady_state = window.steady
-    task_ends = accumulator.added_amounts[amount_name]
     ended_tasks = task_ends.between(steady_state.start_s, steady_state.end_s)
     return per_second(ended_tasks, steady_state)

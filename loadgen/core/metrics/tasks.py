@@ -98,10 +98,13 @@ class _TaskRequests:
 
     def __init__(self, columns: Columns) -> None:
         """Order the requests by session, so that the requests of each task are adjacent."""
-        rows = np.flatnonzero(columns["session"] != NO_SESSION)
+        session_of_record = columns["session"]
+        rows = np.flatnonzero(session_of_record != NO_SESSION)
+        rows_by_session = np.argsort(session_of_record[rows], kind="stable")
+
         self.columns = columns
-        self.order = rows[np.argsort(columns.take("session", rows), kind="stable")]
-        self._sessions = columns.take("session", self.order)
+        self.order = rows[rows_by_session]
+        self._sessions = session_of_record[self.order]
 
         # The position of the first request of each task, where the session number changes.
         self._task_starts = np.flatnonzero(np.diff(self._sessions, prepend=NO_SESSION))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.accumulator import NO_TIME
 from loadgen.core.metrics.columns import UNKNOWN
 from loadgen.core.metrics.request_metrics import time_output_tokens
+from loadgen.core.metrics.totals import NO_TIME
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.stats.amounts import Amounts
 from loadgen.core.units import LONGEST_NS
@@ -175,7 +175,7 @@ def find_full_load_time(
     start_ns = max([*ends_of_earlier_stages_ns, last_user_start_ns])
 
     # Without recorded ends of virtual users, the full load has no end.
-    user_ends_ns = last_stage.added_values["user_end"]
+    user_ends_ns = last_stage.user_ends_ns
     if not user_ends_ns.count:
         return FullLoadTime(start_ns)
 
