@@ -306,9 +306,10 @@ class _GapVariations(NamedTuple):
 def _measure_gap_variations(
     columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]
 ) -> _GapVariations:
-    """Return how much the times between two requests vary, as sent and as planned.
+    """Return how much the gaps between requests vary: those between sends, and those planned.
 
-    If the client kept to the schedule, both variations are equal.
+    The measure is the coefficient of variation: standard deviation / mean. If the client kept to
+    the schedule, both variations are equal.
 
     Args:
         columns_of_stages: The records of each stage.
@@ -317,10 +318,12 @@ def _measure_gap_variations(
     requests = _PlannedRequests(columns_of_stages, plans)
     stages = requests.join("stage")
     sent_variation = gap_variation(requests.join("sent_ns"), stages)
-    if requests.were_sent_when_due():
-        return _GapVariations(sent=sent_variation, planned=sent_variation)
 
-    planned_variation = gap_variation(requests.join("due_ns"), stages)
+    # In virtual time, requests are sent exactly when they are due. So nothing else is computed.
+    planned_variation = sent_variation
+    if not requests.were_sent_when_due():
+        planned_variation = gap_variation(requests.join("due_ns"), stages)
+
     return _GapVariations(sent=sent_variation, planned=planned_variation)
 
 

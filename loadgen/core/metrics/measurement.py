@@ -7,6 +7,7 @@ verdict.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -41,7 +42,7 @@ from loadgen.core.metrics.sustainable import Sustainable, judge_load
 from loadgen.core.metrics.task_summary import summarize_tasks
 from loadgen.core.metrics.timing_evidence import TimingEvidence, are_events_read_promptly, is_local
 from loadgen.core.metrics.token_usage import (
-    output_tokens_over_time,
+    OutputTokensOverTime,
     prompt_count_difference,
     whole_output_per_s,
 )
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.task_summary import Sessions
     from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.metrics.withholding import ReportedStatistics
-    from loadgen.core.results.manifest import RunManifest, WorkerSample
+    from loadgen.core.results.manifest import RunManifest, TargetFacts, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Distribution
     from loadgen.figures import MetricDefinition
@@ -117,6 +118,10 @@ class RunData:
         """Return the gaps between output events of a stage."""
         return self.gaps[stage] if stage < len(self.gaps) else Histogram()
 
+    def timeline_of_stage(self, stage: int) -> Sequence[NDArray[np.int64]]:
+        """Return the timeline of a stage as a list of one, which is empty if it was not stored."""
+        return self.timeline[stage : stage + 1]
+
     def event_errors_of_stage(self, stage: int) -> Histogram:
         """Return the timestamp errors of the output events of a stage."""
         return self.event_errors[stage] if stage < len(self.event_errors) else Histogram()
@@ -156,7 +161,7 @@ def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) 
         summary=measurement.summarize(explained=explained),
         accumulated=measurement.measured_and_warmup,
         verdict_inputs=measurement.verdict_inputs(),
-        output_tokens_in=measurement.output_tokens_in,
+        output_tokens_in=measurement.output_tokens.count_in,
     )
 
 
@@ -225,26 +230,6 @@ class _EventData(NamedTuple):
         return 1 - exact_events / self.errors.count
 
 
-def _measure_run_window(
-    stages: Sequence[MetricAccumulator],
-    accumulated: MeasuredAndWarmup,
-    measured_stages: Sequence[int],
-) -> Window:
-    """Return the intervals that rates are computed over, such as the steady state of a run.
-
-    Args:
-        stages: The requests of each stage.
-        accumulated: The total of all measured stages, and the total of all other stages.
-        measured_stages: The indices of the measured stages.
-    """
-    full_load = find_full_load_time(stages, measured_stages)
-    return measure_window(
-        accumulated.measured,
-        all_stages=[accumulated.measured, accumulated.warmup],
-        full_load=full_load,
-    )
-
-
 def _measure_distributions(
     requests: MetricAccumulator, events: _EventData
 ) -> dict[str, Distribution]:
@@ -256,10 +241,13 @@ def _measure_distributions(
 
 
 class _RunMeasurement:
-    """The measurement of one run: computes each section of its summary."""
+    """The measurement of one run: computes each section of its summary.
+
+    Values that several sections use are properties, which are computed once.
+    """
 
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
-        """Compute the values that several sections of the summary use.
+        """Prepare to measure a run.
 
         Args:
             data: The files of the run other than its records.
@@ -267,91 +255,113 @@ class _RunMeasurement:
         """
         self._data = data
         self._manifest = data.manifest
-        self._target = combine_targets(data.manifest.targets)
         self._run_accumulator = accumulator
 
-        # Requests. Some stages are not measured, such as a warm-up.
-        self._measured_stage_indices = data.measured_stage_indices
-        self.measured_and_warmup = accumulator.measured_and_warmup()
-        self._measured_requests = self.measured_and_warmup.measured
-        self._unrecorded_by_stage = count_unrecorded(data, accumulator.stages)
+    # -- requests, events and the window -----------------------------------------------------------
 
-        # Output events, and the window in which the requests were measured.
-        stages = self._measured_stage_indices
-        self._events = _EventData.of_stages(data, stages, self._measured_requests)
-        self._window = _measure_run_window(accumulator.stages, self.measured_and_warmup, stages)
-        self.output_tokens_in = output_tokens_over_time(
-            self._measured_requests, self._events.timeline
+    @cached_property
+    def measured_and_warmup(self) -> MeasuredAndWarmup:
+        """The requests of all measured stages, and those of all other stages."""
+        return self._run_accumulator.measured_and_warmup()
+
+    @property
+    def _measured_requests(self) -> MetricAccumulator:
+        """The requests of all measured stages."""
+        return self.measured_and_warmup.measured
+
+    @cached_property
+    def _target(self) -> TargetFacts:
+        """All targets of the run, described as one."""
+        return combine_targets(self._manifest.targets)
+
+    @cached_property
+    def _unrecorded_by_stage(self) -> list[int]:
+        """For each stage, the number of requests that were lost and have no record."""
+        return count_unrecorded(self._data, self._run_accumulator.stages)
+
+    @property
+    def _unrecorded(self) -> int:
+        """The number of measured requests that were lost and have no record."""
+        stages = self._data.measured_stage_indices
+        return sum(self._unrecorded_by_stage[stage] for stage in stages)
+
+    @cached_property
+    def _events(self) -> _EventData:
+        """The output events of all measured stages."""
+        stages = self._data.measured_stage_indices
+        return _EventData.of_stages(self._data, stages, self._measured_requests)
+
+    @cached_property
+    def _window(self) -> Window:
+        """The intervals of the run that rates are computed over, such as its steady state."""
+        stages = self._run_accumulator.stages
+        return measure_window(
+            self._measured_requests,
+            all_stages=self.measured_and_warmup,
+            full_load=find_full_load_time(stages, self._data.measured_stage_indices),
         )
 
-        # Latencies, without the statistics that are too uncertain to report.
-        distributions = _measure_distributions(self._measured_requests, self._events)
-        self._reference_latency = ReferenceLatency.of_samples(
-            distributions["ttft"], distributions["e2e"]
-        )
-        self._statistics = self._select_reported_statistics(distributions)
-        self._part_summarizer = self._create_part_summarizer(self._statistics)
+    @cached_property
+    def output_tokens(self) -> OutputTokensOverTime:
+        """The measured output tokens, from which those of any interval are estimated."""
+        return OutputTokensOverTime.of_requests(self._measured_requests, self._events.timeline)
 
-    def _select_reported_statistics(
-        self, distributions: dict[str, Distribution]
-    ) -> ReportedStatistics:
-        """Return the statistics that are certain enough to report.
+    # -- latencies ---------------------------------------------------------------------------------
 
-        Args:
-            distributions: The distribution of each metric.
-        """
+    @cached_property
+    def _measured_distributions(self) -> dict[str, Distribution]:
+        """The distribution of each metric, with the statistics that are too uncertain to report."""
+        return _measure_distributions(self._measured_requests, self._events)
+
+    @cached_property
+    def _reference_latency(self) -> ReferenceLatency:
+        """The typical latency, by which errors of the client are judged."""
+        distributions = self._measured_distributions
+        return ReferenceLatency.of_samples(distributions["ttft"], distributions["e2e"])
+
+    @cached_property
+    def _statistics(self) -> ReportedStatistics:
+        """The statistics of all metrics that are certain enough to report."""
         measured_statistics = MeasuredStatistics(
             manifest=self._manifest,
             requests=self._measured_requests,
-            distributions=distributions,
+            distributions=self._measured_distributions,
             gap_bounds=self._events.gap_bounds,
-            timing_evidence=self._find_timing_evidence(distributions),
+            timing_evidence=self._find_timing_evidence(),
         )
         return select_statistics(measured_statistics)
 
-    def _create_part_summarizer(self, statistics: ReportedStatistics) -> PartSummarizer:
-        """Return the summarizer of the parts of the run, such as its targets and classes.
-
-        Args:
-            statistics: The reported statistics. SLOs do not use the metrics that are not reported.
-        """
+    @cached_property
+    def _part_summarizer(self) -> PartSummarizer:
+        """The summarizer of the run and of its parts, such as its targets and classes."""
         return PartSummarizer(
             self._manifest,
             self._run_accumulator,
             self._measured_requests,
-            withheld_metrics=statistics.metrics_without_slo_result(self._manifest),
+            withheld_metrics=self._statistics.metrics_without_slo_result(self._manifest),
         )
 
-    def _find_timing_evidence(self, distributions: Mapping[str, Distribution]) -> TimingEvidence:
+    def _find_timing_evidence(self) -> TimingEvidence:
         """Return the evidence of whether the client or the network makes timestamps uncertain.
 
-        The receive delay is the time from the arrival of a packet at the kernel until the client
-        read the packet. If the receive delays were always short, the client is not the cause.
-
-        Args:
-            distributions: The distribution of each metric. "client_lag" is the receive delay.
+        The client reads output events promptly if it read each packet soon after the kernel had
+        received it. Without timestamps of the kernel, this is not known and counts as not prompt.
         """
-        receive_delays = distributions["client_lag"]
-        event_errors = distributions["event_error"]
-
-        # Without timestamps of the kernel, every receive delay is recorded as 0.
         has_kernel_timestamps = self._measured_requests.sum("kernel_timestamps") > 0
-        is_read_promptly = has_kernel_timestamps and are_events_read_promptly(
-            receive_delays=receive_delays, event_errors=event_errors
+        are_delays_short = are_events_read_promptly(
+            receive_delays=self._measured_distributions["client_lag"],
+            event_errors=self._measured_distributions["event_error"],
         )
 
         return TimingEvidence(
             uncertain_event_share=self._events.uncertain_share,
-            is_read_promptly=is_read_promptly,
+            is_read_promptly=has_kernel_timestamps and are_delays_short,
             is_local=is_local(self._manifest),
             samples=self._data.worker_samples,
             window=self._window,
         )
 
-    @property
-    def _unrecorded(self) -> int:
-        """The number of measured requests that were lost and have no record."""
-        return sum(self._unrecorded_by_stage[stage] for stage in self._measured_stage_indices)
+    # -- the summary -------------------------------------------------------------------------------
 
     def summarize(self, *, explained: bool) -> Summary:
         """Return the summary of the run, with a preliminary verdict.
@@ -461,11 +471,14 @@ class _RunMeasurement:
         )
 
     def _add_analyses(self, summary: Summary, *, explained: bool) -> Summary:
-        """Return the summary with changes over time, and with the requested percentiles.
+        """Return the summary with the sections that need another look at the requests.
+
+        These are the change of latency and output over time (drift), whether the servers could
+        sustain the load, and the percentiles that the user requested.
 
         Args:
-            summary: The summary.
-            explained: Whether to judge if the servers kept up with the load, which takes time.
+            summary: The summary without these sections.
+            explained: Whether to judge if the servers could sustain the load, which takes time.
         """
         sustainable = self._judge_load() if explained else Sustainable()
         return msgspec.structs.replace(
@@ -487,8 +500,11 @@ class _RunMeasurement:
         return tuple(self._summarize_stage(stage, run_metrics) for stage in range(stage_count))
 
     def _measure_all_stages(self) -> PartMetrics:
-        """Return the metrics of all measured stages together."""
-        plans = [self._data.stage_plans[stage] for stage in self._measured_stage_indices]
+        """Return the metrics of all measured stages together.
+
+        Their arrival processes are named one after the other: "poisson 10/s, then poisson 20/s".
+        """
+        plans = [self._data.stage_plans[stage] for stage in self._data.measured_stage_indices]
         arrivals = [plan.arrival for plan in plans if plan.arrival]
 
         group = RequestGroup(
@@ -554,26 +570,24 @@ class _RunMeasurement:
     def _measure_stage(self, stage: int, window: Window, run_metrics: PartMetrics) -> PartMetrics:
         """Return the metrics of a stage over its window.
 
+        If a run has one measured stage, the metrics of the run are returned instead of computing
+        the same again.
+
         Args:
             stage: The index of the stage.
             window: The window of the stage.
             run_metrics: The metrics of all measured stages together.
         """
-        is_only_measured_stage = self._measured_stage_indices == [stage]
+        is_only_measured_stage = self._data.measured_stage_indices == [stage]
         if is_only_measured_stage:
-            # The metrics of the stage are those of the run, except for one rate.
-            output_per_s = whole_output_per_s(self.measured_and_warmup, window)
-            stage_tokens = msgspec.structs.replace(
-                run_metrics.tokens, whole_output_per_s=output_per_s
-            )
-            return run_metrics._replace(tokens=stage_tokens)
+            return self._change_full_run_rate(run_metrics, window)
 
         group = RequestGroup(
             requests=self._run_accumulator.stages[stage],
             all_stages=self.measured_and_warmup,
             window=window,
             gpus=self._target.gpus,
-            timeline=self._data.timeline[stage : stage + 1],
+            timeline=self._data.timeline_of_stage(stage),
             arrival=self._data.stage_plans[stage].arrival,
         )
         return self._part_summarizer.measure_stages(
@@ -581,6 +595,16 @@ class _RunMeasurement:
             gaps=self._data.gaps_of_stage(stage),
             unrecorded=self._unrecorded_by_stage[stage],
         )
+
+    def _change_full_run_rate(self, run_metrics: PartMetrics, window: Window) -> PartMetrics:
+        """Return the metrics of the run with the full-run output rate over another window.
+
+        The window of a stage counts as its full run the time from the start of the run to the end
+        of the stage. Later stages do not extend it, as they extend that of the run.
+        """
+        output_per_s = whole_output_per_s(self.measured_and_warmup, window)
+        tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
+        return run_metrics._replace(tokens=tokens)
 
     def _count_warmup(self) -> RequestCounts:
         """Return the requests of all stages that are not measured, by outcome."""
@@ -609,7 +633,7 @@ class _RunMeasurement:
     def _measure_drift(self) -> drift.Drift:
         """Return how latency and output changed over the steady state."""
         blocks = drift.sample_blocks(self._measured_requests.columns)
-        return drift.measure_drift(blocks, self._window.steady, self.output_tokens_in)
+        return drift.measure_drift(blocks, self._window.steady, self.output_tokens.count_in)
 
     def _judge_load(self) -> Sustainable:
         """Return whether the servers kept up with the load."""
@@ -627,18 +651,20 @@ class _RunMeasurement:
         )
 
     def _requested_percentiles(self) -> dict[str, dict[str, float]]:
-        """Return the percentiles that the user requested, by metric, without uncertain ones."""
+        """Return the percentiles that the user requested, in ms by metric and by percentile.
+
+        A percentile whose timestamps are too uncertain is left out, and so is the inter-token
+        latency (ITL) of a run that does not define it.
+        """
         if not self._manifest.percentiles:
             return {}
 
-        is_itl_undefined = self._statistics.itl_undefined_reason != ""
-        percentiles = {}
-        for definition in METRICS.shown_in("latency"):
-            if definition.name == "itl" and is_itl_undefined:
-                continue
-            percentiles[definition.field] = self._certain_percentiles(definition)
-
-        return percentiles
+        is_itl_defined = self._statistics.itl_undefined_reason == ""
+        return {
+            definition.field: self._certain_percentiles(definition)
+            for definition in METRICS.shown_in("latency")
+            if definition.name != "itl" or is_itl_defined
+        }
 
     def _certain_percentiles(self, definition: MetricDefinition) -> dict[str, float]:
         """Return the requested percentiles of a metric that are certain enough, in ms by name."""
@@ -657,7 +683,11 @@ class _RunMeasurement:
         return BoundedSample(requests.values(definition.name), value_bounds)
 
     def verdict_inputs(self) -> VerdictInputs:
-        """Return the numbers that decide if the measurement can be trusted."""
+        """Return what the verdict on the measurement needs to know beside the summary.
+
+        The verdict says whether the measurement can be trusted: whether the client was on time, and
+        whether prompts and responses are those that the workload requests.
+        """
         requests = self._measured_requests
         template_tokens = self._manifest.template_tokens
         is_slo_missed = self._part_summarizer.is_slo_missed_by_server(
@@ -675,8 +705,8 @@ class _RunMeasurement:
             # The responses.
             requested_tokens=self._requested_tokens(),
             received_tokens=requests.sum("received_tokens"),
-            is_slo_missed=is_slo_missed,
             remarks=requests.sums_with_prefix(REMARK_PREFIX),
+            is_slo_missed=is_slo_missed,
         )
 
     def _requested_tokens(self) -> int:
@@ -774,24 +804,28 @@ def _count_unrecorded_of_cut_run(
 ) -> list[int]:
     """Return, for each stage of a run that was cut off, how many sent requests have no record.
 
-    The stage of a request without a record is not known. All of these requests count in the last
-    stage with records, which is taken to be the one in which the run was cut off.
+    The stage of such a request is not known. It is taken to be the stage in which the run was cut
+    off, which is the last one with records.
 
     Args:
         samples: How many requests each worker had sent, at several times.
         recorded: The number of records of each stage.
         dropped: How many of the recorded requests were dropped and not sent.
     """
-    # A later sample of a worker replaces its earlier samples.
-    sent_by_worker: dict[int, int] = {}
-    for sample in sorted(samples, key=lambda sample: sample.t_s):
-        sent_by_worker[sample.worker] = sample.sent
-
     # Every request that was sent or dropped should have a record.
-    expected_records = sum(sent_by_worker.values()) + dropped
+    expected_records = _count_sent(samples) + dropped
 
     stages_with_records = [stage for stage, records in enumerate(recorded) if records]
     last_stage = max(stages_with_records, default=0)
     unrecorded = [0] * len(recorded)
     unrecorded[last_stage] = max(0, expected_records - sum(recorded))
     return unrecorded
+
+
+def _count_sent(samples: Sequence[WorkerSample]) -> int:
+    """Return how many requests all workers had sent at their last samples."""
+    sent_by_worker: dict[int, int] = {}
+    for sample in sorted(samples, key=lambda sample: sample.t_s):
+        sent_by_worker[sample.worker] = sample.sent
+
+    return sum(sent_by_worker.values())

@@ -263,50 +263,49 @@ class PartSummarizer:
         Args:
             manifest: The manifest of the run.
             accumulator: The records of the run, added up for each stage, target, class and step.
-            requests: All measured requests.
-            withheld_metrics: Metrics whose SLO terms cannot be decided, with the reason.
+            requests: All measured requests, which means all but those of a warm-up.
+            withheld_metrics: The metrics that are too uncertain to judge an SLO by, each with the
+                reason as a sentence.
         """
         self._manifest = manifest
         self._accumulator = accumulator
-        self._measured = requests
+        self._measured_requests = requests
         self._withheld_metrics = withheld_metrics
 
         # Gaps between events are recorded by stage only, so other parts cannot be judged by them.
-        self._withheld_metrics_of_parts = dict(_NO_GAPS_BY_PART)
-        self._withheld_metrics_of_parts.update(withheld_metrics)
+        self._withheld_metrics_of_parts = {**_NO_GAPS_BY_PART, **withheld_metrics}
 
     def measure_stages(self, group: RequestGroup, gaps: Histogram, unrecorded: int) -> PartMetrics:
-        """Return the metrics of one stage, or of all measured stages together.
+        """Return the metrics of the requests of one stage, or of all measured stages together.
 
         Args:
-            group: The requests of the stages, with the window that their rates are over.
+            group: The requests, and the time that their number is divided by to get a rate.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that were lost and have no record.
         """
         slo_sample = self._slo_sample_of_stages(group.requests, gaps, unrecorded)
-        return self._measure(group, slo_sample)
+        return self._compute_metrics(group, slo_sample)
 
     def _slo_sample_of_stages(
         self,
-        accumulator: MetricAccumulator,
+        requests: MetricAccumulator,
         gaps: Histogram,
         unrecorded: int,
         *,
         counts_dropped: bool = True,
     ) -> SloSample:
-        """Return the requests and gaps by which the SLO of some stages is judged.
-
-        A gap is the time between two output events of a response.
+        """Return the data by which the SLO of one or several stages is judged.
 
         Args:
-            accumulator: The requests of the stages.
-            gaps: The gaps between output events of these requests.
-            unrecorded: The number of requests of the stages that have no record.
-            counts_dropped: Whether requests that the client dropped, and did not send, count as
-                misses.
+            requests: The requests of the stages that have a record.
+            gaps: The times between two output events of these requests.
+            unrecorded: The number of requests of the stages that were lost and have no record. They
+                miss the SLO.
+            counts_dropped: Whether the requests that the client dropped, which means that it did
+                not send them, miss the SLO. Otherwise they do not count.
         """
         return SloSample(
-            accumulator,
+            requests,
             gaps,
             unrecorded,
             withheld_metrics=self._withheld_metrics,
@@ -314,7 +313,7 @@ class PartSummarizer:
             counts_dropped=counts_dropped,
         )
 
-    def _measure(self, group: RequestGroup, slo_sample: SloSample) -> PartMetrics:
+    def _compute_metrics(self, group: RequestGroup, slo_sample: SloSample) -> PartMetrics:
         """Return the counts, load, tokens, goodput and latencies of a group of requests.
 
         Args:
@@ -340,6 +339,8 @@ class PartSummarizer:
     ) -> PartMetrics:
         """Return the metrics of a part of the run: of a target, class, model or step.
 
+        The columns of the requests are freed then, because only one part is measured at a time.
+
         Args:
             part: The requests of the part, in the measured stages and in the warm-up.
             window: The window of the run.
@@ -350,10 +351,10 @@ class PartSummarizer:
             all_stages=[part.measured, part.warmup],
             window=window,
             gpus=gpus,
-            requests_of_run=self._measured,
+            requests_of_run=self._measured_requests,
         )
         slo_sample = self._slo_sample_of_part(part.measured)
-        metrics = self._measure(group, slo_sample)
+        metrics = self._compute_metrics(group, slo_sample)
 
         _free_columns(part.measured)
         return metrics
@@ -390,7 +391,7 @@ class PartSummarizer:
             unrecorded: The number of measured requests that have no record.
         """
         run_sample = self._slo_sample_of_stages(
-            self._measured, gaps, unrecorded, counts_dropped=False
+            self._measured_requests, gaps, unrecorded, counts_dropped=False
         )
         if is_slo_missed(run_sample):
             return True
@@ -483,7 +484,10 @@ class PartSummarizer:
         return tuple(summaries)
 
     def _summarize_class(self, index: int, window: Window) -> ClassSummary:
-        """Return the summary of a request class with its conversations and tasks.
+        """Return the summary of a request class and of its tasks.
+
+        A task is a series of requests, such as a conversation. If the SLO of the class limits whole
+        tasks, the goodput of the class says whether the tasks meet that limit.
 
         Args:
             index: The index of the class.
@@ -493,9 +497,8 @@ class PartSummarizer:
         class_requests = self._accumulator.classes[index]
         metrics = self._measure_part(class_requests, window)
 
-        # A task is a sequence of requests, such as a conversation.
-        cut_conversations = self._accumulator.count_cut_conversations(index)
-        tasks = summarize_tasks(class_requests.measured, cut_conversations, window)
+        cut_tasks = self._accumulator.count_cut_conversations(index)
+        tasks = summarize_tasks(class_requests.measured, cut_tasks, window)
 
         return ClassSummary(
             # The planned class.
@@ -548,7 +551,10 @@ class PartSummarizer:
         all_classes: Sequence[ClassSummary],
         window: Window,
     ) -> ModelSummary:
-        """Return the summary of a model.
+        """Return the summary of all requests that were sent to one model.
+
+        Each class of these requests has an SLO of its own. So the goodput of the model is combined
+        from the goodput of the classes, and is not measured for all requests together.
 
         Args:
             model: The name of the model.
@@ -632,27 +638,30 @@ def _free_columns(accumulator: MetricAccumulator) -> None:
 
 
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
-    """Describe several targets as one, by the values in common and the sum of the GPUs.
+    """Describe several targets as one: with their common values and the sum of their GPUs.
 
-    A field in which the targets differ gets its default value. A target may serve only certain
-    steps of agentic tasks. Such targets are left out, unless there are no others.
+    A field in which the targets differ gets its default value. Side services, such as a server for
+    the embeddings of agentic tasks, are left out if there are other targets.
     """
-    targets_for_all_steps = [target for target in targets if not target.serves]
-    combined_targets = targets_for_all_steps or targets
-    if not combined_targets:
+    # `serves` lists the steps of agentic tasks that a side service is for.
+    main_targets = [target for target in targets if not target.serves]
+    described_targets = main_targets or targets
+    if not described_targets:
         return TargetFacts()
-    if len(combined_targets) == 1:
-        return combined_targets[0]
+    if len(described_targets) == 1:
+        return described_targets[0]
 
-    gpus = [target.gpus for target in combined_targets if target.gpus is not None]
-    are_all_gpus_known = len(gpus) == len(combined_targets)
-
-    fields = _common_fields(combined_targets)
-    fields["name"] = format.counted(len(combined_targets), "target")
-    fields["gpus"] = sum(gpus) if are_all_gpus_known else None
-    fields["simulated"] = any(target.simulated for target in combined_targets)
-
+    fields = _common_fields(described_targets)
+    fields["name"] = format.counted(len(described_targets), "target")
+    fields["gpus"] = _sum_gpus(described_targets)
+    fields["simulated"] = any(target.simulated for target in described_targets)
     return TargetFacts(**fields)
+
+
+def _sum_gpus(targets: Sequence[TargetFacts]) -> int | None:
+    """Return the number of GPUs of all targets, or None if it is not known of one of them."""
+    known_gpus = [target.gpus for target in targets if target.gpus is not None]
+    return sum(known_gpus) if len(known_gpus) == len(targets) else None
 
 
 def _common_fields(targets: Sequence[TargetFacts]) -> dict[str, Any]:
@@ -681,16 +690,20 @@ def _group_targets(
 
 
 def summarize_rack(targets: Sequence[TargetSummary], run_rate: float | None) -> RackTokens | None:
-    """Return the output tokens per second of several targets, such as the nodes of a rack.
+    """Return statistics of the output tokens per second of several targets, or None without any.
+
+    The rate of a target is over the time in which it was used. A target without output has a rate
+    of 0.
 
     Args:
-        targets: The summary of each target, with its rate over the time in which it was used. Empty
-            for a run with a single target.
+        targets: The summary of each target, such as a node of a rack. Empty for a run with a single
+            target.
         run_rate: The rate of all targets together over the time of the run, None if not known.
     """
-    target_rates = [target.active_output_per_s or 0.0 for target in targets]
-    if not target_rates:
+    if not targets:
         return None
+
+    target_rates = [target.active_output_per_s or 0.0 for target in targets]
 
     lowest = min(target_rates)
     highest = max(target_rates)

@@ -9,6 +9,7 @@ import numpy as np
 
 from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics.accumulator import FINISH_PREFIX
+from loadgen.core.metrics.columns import join_arrays
 from loadgen.core.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ NUMBERS_PER_REQUEST = 4
 EXTRA_NUMBERS = 1_000
 """Repeated request numbers are found with a table if the numbers span at most NUMBERS_PER_REQUEST
 times the requests plus EXTRA_NUMBERS, else by a sort."""
+
+
+FAILED_TURN = "previous_turn_failed"
+"""The kind of error of a request that was dropped because the one before it failed."""
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,23 +87,23 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """The share of the requests that were dropped, which means not sent.
+        """The share of the requests that the client dropped, which means that it did not send them.
 
-        A request is dropped if too many requests are in flight, or if the previous request of its
-        conversation failed. If all dropped requests have the second reason, the share counts as 0.
+        The client drops a request if too many requests are in flight. It also drops the rest of a
+        conversation after a failed request. If it dropped nothing else, the share is 0.
         """
         not_cancelled = self.scheduled - self.cancelled
         if not_cancelled == 0:
             return 0.0
 
-        dropped_after_failed_request = self._count_of_error("previous_turn_failed")
-        have_all_the_second_reason = self.dropped <= dropped_after_failed_request
-        if have_all_the_second_reason:
+        dropped_after_failure = self._count_of_error(FAILED_TURN)
+        if self.dropped <= dropped_after_failure:
             return 0.0
 
         return self.dropped / not_cancelled
 
     def _count_of_error(self, kind: str) -> int:
+        """Return the number of errors of a kind, which is 0 if it did not occur."""
         return self.by_error[kind].count if kind in self.by_error else 0
 
 
@@ -163,17 +168,15 @@ def count_stalls(accumulator: MetricAccumulator) -> Stalls:
 
 
 def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
-    """Return the number of requests with a prompt that an earlier request had sent already.
+    """Return the number of sent requests with a prompt that was sent before.
 
-    Requests with the same number have the same prompt.
+    The id of a request determines its prompt. So if the ids 3, 4, 3 and 3 were sent, two prompts
+    are repeated.
     """
-    numbers_of_stages = [np.zeros(0, np.int64)]  # `concatenate` needs at least one array
-    for columns in accumulator.columns:
-        was_sent = columns.is_known("sent_ns")
-        numbers_of_stages.append(columns["request"][was_sent])
-
-    sent_numbers = np.concatenate(numbers_of_stages)
-    return len(sent_numbers) - _count_distinct(sent_numbers)
+    sent_ids = join_arrays(
+        [columns["request"][columns.is_known("sent_ns")] for columns in accumulator.columns]
+    )
+    return len(sent_ids) - _count_distinct(sent_ids)
 
 
 def _count_distinct(numbers: NDArray[np.int64]) -> int:

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class MeasuredAndWarmup(NamedTuple):
-    """What is known of one target, class or step: in the measured stages, and in all others."""
+    """The requests of one target, class or step: in the measured stages, and in all others."""
 
     measured: MetricAccumulator
     warmup: MetricAccumulator
 
     def of_stage(self, plan: StagePlan) -> MetricAccumulator:
-        """Return the one to which the records of a stage belong."""
+        """Return the accumulator to which the records of a stage belong."""
         return self.measured if plan.measured else self.warmup
 
 
@@ -50,14 +50,14 @@ class CutConversations(NamedTuple):
 
 
 class _CutConversationTable(NamedTuple):
-    """The conversations of a stage whose last turn was never scheduled, one row for each.
+    """The conversations of a stage whose last turn was never scheduled, as columns.
 
     Attributes:
-        numbers: The number of each conversation, which decides its class.
+        ids: The id of each conversation, which decides its class.
         is_cancelled: Whether one of its turns was cancelled.
     """
 
-    numbers: NDArray[np.int64]
+    ids: NDArray[np.int64]
     is_cancelled: NDArray[np.bool_]
 
 
@@ -91,17 +91,19 @@ class RunAccumulator:
         """
         self._manifest = manifest
         self._plans = manifest.stages or (StagePlan(),)
-        self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
 
-        # The parts of the run, each with its SLO. A single target needs no accumulator, because its
-        # records are those of the run. No step has an SLO.
-        accumulated_targets = manifest.targets if len(manifest.targets) > 1 else ()
-        self.targets = _new_parts([manifest.slo for _ in accumulated_targets])
-        self.classes = _new_parts([plan.slo for plan in manifest.classes])
-        self.steps = _new_parts([None for _ in manifest.steps])
+        # Empty accumulators. A run with a single target needs none for the target, because all
+        # records are those of the target. Each class has an SLO of its own, and steps have none.
+        has_several_targets = len(manifest.targets) > 1
+        accumulated_targets = manifest.targets if has_several_targets else ()
+        self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
+        self.targets = [_create_part(manifest.slo) for _ in accumulated_targets]
+        self.classes = [_create_part(plan.slo) for plan in manifest.classes]
+        self.steps = [_create_part(slo=None) for _ in manifest.steps]
 
         # For each measured stage, the conversations whose last turn was never scheduled.
         self._cut_conversations: list[_CutConversationTable] = []
+
         for stage in range(len(self._plans)):
             self._add_stage(stage, rows, texts)
 
@@ -135,20 +137,21 @@ class RunAccumulator:
             columns: The records of the stage.
             texts: Error texts and other texts of records, which `columns["text"]` indexes.
         """
-        is_open_loop = not plan.closed
         for grouping in self._group_by_part(columns):
             for part_index, part in enumerate(grouping.parts):
-                is_in_part = grouping.part_of_record == part_index
-                part_columns = Columns(columns, is_in_part)
-                part.of_stage(plan).add(part_columns, texts, is_open_loop=is_open_loop)
+                is_of_part = grouping.part_of_record == part_index
+                part_columns = Columns(columns, is_of_part)
+                accumulator = part.of_stage(plan)
+                accumulator.add(part_columns, texts, is_open_loop=not plan.closed)
 
                 # Free the memory. The columns are read again if they are needed.
                 part_columns.clear_cache()
 
     def _add_user_times(self, stage: int, columns: Columns) -> None:
-        """Add the latest start of a virtual user, and the end of each virtual user.
+        """Add when the last virtual user of a stage started, and when each virtual user ended.
 
-        A virtual user sends one request after the other. Only a closed loop has virtual users.
+        A virtual user of a closed loop sends one request after the other. An open loop has no
+        virtual users, so nothing is added.
 
         Args:
             stage: The index of the stage.
@@ -158,12 +161,12 @@ class RunAccumulator:
         turns = self._manifest.turns_per_session
         is_first_of_user = is_first_request_of_user(columns, plan, turns)
         is_last_of_user = is_last_request_of_user(columns, plan, turns)
-        starts_ns = columns["due_ns"][is_first_of_user]
-        ends_ns = columns["done_ns"][is_last_of_user]
+        user_starts_ns = columns["due_ns"][is_first_of_user]
+        user_ends_ns = columns["done_ns"][is_last_of_user]
 
         accumulator = self.stages[stage]
-        accumulator.add_maximum("user_start", starts_ns)
-        accumulator.user_ends_ns.add(ends_ns)
+        accumulator.add_maximum("user_start", user_starts_ns)
+        accumulator.user_ends_ns.add(user_ends_ns)
 
     def _group_by_part(self, columns: Columns) -> Iterator[_PartGrouping]:
         """Yield how the records are divided among targets, among classes and among steps.
@@ -183,44 +186,43 @@ class RunAccumulator:
             yield _PartGrouping(self.steps, step_of_record)
 
     def _add_conversations(self, stage: int, columns: Columns) -> None:
-        """Add the conversations and tasks of a stage, which consist of several requests.
+        """Add the conversations of a stage. The tasks of agents count as conversations, too.
 
-        A conversation has ended if its last request has a record. Otherwise it was cut off.
+        A conversation has ended if its last request has a record. Otherwise it was cut off. Cut
+        conversations are counted in measured stages only.
 
         Args:
             stage: The index of the stage.
             columns: The records of the stage.
         """
-        table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
-        has_conversations = len(table.numbers) > 0
-        if not has_conversations:
+        conversations = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
+        if len(conversations.numbers) == 0:
             return
 
-        self._add_ended_conversations(stage, table)
+        self._add_ended_conversations(stage, conversations)
 
         is_measured = self._plans[stage].measured
         if is_measured:
-            self._cut_conversations.append(_select_cut_conversations(table))
+            self._cut_conversations.append(_select_cut_conversations(conversations))
 
-    def _add_ended_conversations(self, stage: int, table: TaskTable) -> None:
-        """Add up the ended conversations of a stage, in all and for each request class.
+    def _add_ended_conversations(self, stage: int, conversations: TaskTable) -> None:
+        """Add the ended conversations to the sums of their stage and of their request class.
 
         Args:
             stage: The index of the stage.
-            table: The conversations of the stage, ended or not.
+            conversations: The conversations of the stage, ended or not.
         """
-        ended = table.columns.select(table.has_ended)
+        ended = conversations.columns.select(conversations.has_ended)
         _add_ended_tasks(self.stages[stage], ended)
         if not self.classes:
             return
 
         plan = self._plans[stage]
-        ended_numbers = table.numbers[table.has_ended]
-        class_of_ended = class_indices(self._manifest, ended_numbers)
+        ended_ids = conversations.numbers[conversations.has_ended]
+        class_of_ended = class_indices(self._manifest, ended_ids)
         for class_index, request_class in enumerate(self.classes):
             ended_of_class = ended.select(class_of_ended == class_index)
-            accumulator = request_class.of_stage(plan)
-            _add_ended_tasks(accumulator, ended_of_class)
+            _add_ended_tasks(request_class.of_stage(plan), ended_of_class)
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
         """Count the conversations cut off by a cancelled turn or by the end of the load.
@@ -233,7 +235,7 @@ class RunAccumulator:
         for table in self._cut_conversations:
             is_cancelled = table.is_cancelled
             if class_index is not None:
-                class_of_conversation = class_indices(self._manifest, table.numbers)
+                class_of_conversation = class_indices(self._manifest, table.ids)
                 is_cancelled = is_cancelled[class_of_conversation == class_index]
 
             cancelled += int(np.count_nonzero(is_cancelled))
@@ -275,9 +277,9 @@ class RunAccumulator:
         return total
 
 
-def _new_parts(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
-    """Return empty accumulators of one target, class or step for each SLO."""
-    return [MeasuredAndWarmup(MetricAccumulator(slo), MetricAccumulator(slo)) for slo in slos]
+def _create_part(slo: Slo | None) -> MeasuredAndWarmup:
+    """Return empty accumulators of one target, class or step."""
+    return MeasuredAndWarmup(measured=MetricAccumulator(slo), warmup=MetricAccumulator(slo))
 
 
 def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
@@ -288,15 +290,15 @@ def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Add tasks whose last request has ended: by how they ended, and the times of ok tasks.
+    """Count tasks by how they ended, and add the times and tokens of the ok tasks.
 
     Args:
-        accumulator: The sums to add to. In the names of sums, a task is a "session".
-        ended: The tasks, which include conversations.
+        accumulator: The sums to add to.
+        ended: Tasks whose last request has ended. A conversation is a task, too.
     """
     _count_task_outcomes(accumulator, ended)
 
-    is_ok = ended.ok > 0
+    is_ok = ended.ok == 1
     _add_ok_tasks(accumulator, ended.select(is_ok))
 
     slo = accumulator.slo
@@ -307,40 +309,38 @@ def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None
 def _count_task_outcomes(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
     """Count tasks by how they ended.
 
-    - "sessions": all tasks.
-    - "sessions_cancelled": a request was cancelled.
-    - "sessions_abandoned": the user went away during a response.
-    - "sessions_cut": a request was unfinished when the run ended.
+    - "tasks": all tasks.
+    - "tasks_cancelled": a request was cancelled.
+    - "tasks_abandoned": the user went away during a response.
+    - "tasks_cut": a request was unfinished when the run ended, and none was cancelled.
     """
-    is_cancelled = ended.cancelled > 0
-    is_cut_by_end_of_run = (ended.unfinished > 0) & ~is_cancelled
+    is_cancelled = ended.cancelled == 1
+    is_abandoned = ended.abandoned == 1
+    is_cut_by_end_of_run = (ended.unfinished == 1) & ~is_cancelled
 
-    accumulator.add_to_sum("sessions", len(is_cancelled))
-    accumulator.add_to_sum("sessions_cancelled", is_cancelled.sum())
-    accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
-    accumulator.add_to_sum("sessions_cut", is_cut_by_end_of_run.sum())
+    accumulator.add_to_sum("tasks", len(ended.due_ns))
+    accumulator.add_to_sum("tasks_cancelled", is_cancelled.sum())
+    accumulator.add_to_sum("tasks_abandoned", is_abandoned.sum())
+    accumulator.add_to_sum("tasks_cut", is_cut_by_end_of_run.sum())
 
 
 def _add_good_tasks(
     accumulator: MetricAccumulator, ended: TaskColumns, task_term: TaskTerm
 ) -> None:
-    """Count the tasks that meet a latency limit on whole tasks, and add the times of their ends.
+    """Count the good tasks, which meet the SLO on whole tasks, and add the times of their ends.
 
     Args:
         accumulator: The sums to add to.
-        ended: The tasks.
-        task_term: The latency limit.
+        ended: Tasks whose last request has ended.
+        task_term: The limits of the SLO on the duration of a task and on its waits.
     """
     is_good = tasks.meets_task_term(ended, task_term)
-    accumulator.add_to_sum("sessions_good", is_good.sum())
+    accumulator.add_to_sum("tasks_good", is_good.sum())
     _add_task_ends(accumulator.task_times.good_ends, ended.end_ns[is_good])
 
 
 def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
-    """Add the durations, the waits for first tokens and the tokens of tasks that ended ok.
-
-    Tasks are called sessions in the names of values and sums.
-    """
+    """Add the durations, the waits for first tokens and the tokens of tasks that ended ok."""
     durations_ns = ok.end_ns - ok.due_ns
     times = accumulator.task_times
     times.durations_ns.add(durations_ns)
@@ -348,11 +348,11 @@ def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
     times.longest_waits_ns.add(ok.longest_wait_ns)
     _add_task_ends(times.ok_ends, ok.end_ns)
 
-    accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
-    accumulator.add_to_sum("session_requests", ok.requests.sum())
-    accumulator.add_to_sum("session_input", ok.input_tokens.sum())
-    accumulator.add_to_sum("session_cached", ok.cached_tokens.sum())
-    accumulator.add_to_sum("session_output", ok.output_tokens.sum())
+    accumulator.add_to_sum("tasks_ok", len(ok.end_ns))
+    accumulator.add_to_sum("task_requests", ok.requests.sum())
+    accumulator.add_to_sum("task_input", ok.input_tokens.sum())
+    accumulator.add_to_sum("task_cached", ok.cached_tokens.sum())
+    accumulator.add_to_sum("task_output", ok.output_tokens.sum())
 
 
 def _add_task_ends(task_ends: Amounts, end_ns: NDArray[np.int64]) -> None:

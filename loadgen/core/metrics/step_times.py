@@ -46,73 +46,61 @@ class _TaskTimes(NamedTuple):
 
 
 class _TurnTimes(NamedTuple):
-    """Where the time of tasks went, by turn, in ns.
+    """Where the time of the ok tasks of a class went, in ns. A turn is a request of a task.
 
     Attributes:
-        request_ns: For each turn, the time on the critical paths that its requests took.
-        pause_ns: For each turn, the time on the critical paths that the pauses before it took.
-        all_pauses_ns: The pause before each request, one row for each task, also off the path.
+        total_ns: The durations of all tasks together.
+        request_ns: For each turn, the time by which its requests made the tasks longer.
+        pause_ns: For each turn, the time by which the pauses before it made the tasks longer.
+        pauses_ns: The pause before each request: a row per task, a column per turn.
     """
 
+    total_ns: float
     request_ns: NDArray[np.float64]
     pause_ns: NDArray[np.float64]
-    all_pauses_ns: NDArray[np.int64]
+    pauses_ns: NDArray[np.int64]
 
 
 def measure_step_times(measured_stages: Sequence[Columns], manifest: RunManifest) -> list[StepTime]:
     """Return, for each step of agentic tasks, its share of the time of the tasks that ended ok.
 
-    A task is a sequence of requests by an agent. A step is a named group of these requests.
+    A task is a series of requests by an agent. A step is a named group of these requests. All tasks
+    of a request class have the same steps.
     """
     if not manifest.steps:
         return []
 
     requests = JoinedColumns(measured_stages, only_ok=False)
-    step_index_by_request = step_indices(manifest, requests["request"], requests["turn"])
+    step_of_request = step_indices(manifest, requests["request"], requests["turn"])
 
-    # All tasks of a request class have the same steps, so the steps of a class are measured
-    # together.
-    step_times: dict[int, StepTime] = {}
-    for step_numbers in _group_steps_by_class(manifest.steps):
+    times_by_class: dict[str, _TurnTimes | None] = {}
+    for class_name in {step.of_class for step in manifest.steps}:
+        step_numbers = [
+            number for number, step in enumerate(manifest.steps) if step.of_class == class_name
+        ]
         steps = [manifest.steps[number] for number in step_numbers]
-        is_request_of_class = np.isin(step_index_by_request, step_numbers)
-        times_of_class = _measure_steps_of_class(requests, is_request_of_class, steps)
-        step_times.update(zip(step_numbers, times_of_class, strict=True))
+        is_of_class = np.isin(step_of_request, step_numbers)
+        times_by_class[class_name] = _measure_class(requests, is_of_class, steps)
 
-    return [step_times[number] for number in range(len(manifest.steps))]
-
-
-def _group_steps_by_class(steps: Sequence[StepPlan]) -> list[list[int]]:
-    """Return the indices of the steps of each request class, one list for each class."""
-    indices_by_class: dict[str, list[int]] = {}
-    for index, step in enumerate(steps):
-        indices_by_class.setdefault(step.of_class, []).append(index)
-    return list(indices_by_class.values())
+    return [_step_time(step, times_by_class[step.of_class]) for step in manifest.steps]
 
 
-def _measure_steps_of_class(
+def _measure_class(
     requests: JoinedColumns, is_of_class: NDArray[np.bool_], steps: Sequence[StepPlan]
-) -> list[StepTime]:
-    """Return the times of the steps of the tasks of one request class.
+) -> _TurnTimes | None:
+    """Return where the time of the ok tasks of a request class went, or None without ok tasks.
 
     Args:
         requests: The requests of all classes.
         is_of_class: Which requests belong to the class.
-        steps: The steps of the tasks. A step consists of turns, which are requests of a task, and
-            all steps together have all turns.
+        steps: All steps of the tasks of the class.
     """
-    # For each turn, the turns that it waits for.
     preceding_turns = _find_preceding_turns(steps)
-    turn_count = len(preceding_turns)
-
-    tasks = _select_ok_tasks(requests, is_of_class, turn_count)
+    tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
     task_count = len(tasks.due_ns)
-    if not task_count:
-        return [UNKNOWN] * len(steps)
-
-    turn_times = _measure_turn_times(tasks, preceding_turns)
-    total_ns = _total_duration_ns(tasks)
-    return [_step_time(step, turn_times, total_ns) for step in steps]
+    if task_count == 0:
+        return None
+    return _measure_turn_times(tasks, preceding_turns)
 
 
 def _total_duration_ns(tasks: _TaskTimes) -> float:
@@ -194,28 +182,28 @@ def _select_ok_tasks(
 
 
 def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
-    """Return how much longer the tasks became by each turn, and by the pause before the turn.
+    """Return by how much each turn, and the pause before it, made the tasks longer.
 
-    A turn is a request of a task. A turn that ran at the same time as a longer turn counts as 0,
-    because the shorter one did not delay the end of the task.
+    Requests of a task may run at the same time. If one takes 4 s and another one 6 s, only the
+    second one makes the task longer, so the first one counts as 0 s.
 
     Args:
         tasks: The times of the requests of each task.
         preceding_turns: For each turn, the turns that it waits for.
     """
-    is_on_path = _find_critical_paths(tasks, preceding_turns)
+    makes_task_longer = _find_critical_paths(tasks, preceding_turns)
     durations_ns = tasks.end_ns - tasks.due_ns
     pauses_ns = _measure_pauses(tasks, preceding_turns)
 
-    # Only the turns on the critical path of a task delay its end. Each row is a task, so the sums
-    # over all tasks are those of the columns.
-    request_ns = np.where(is_on_path, durations_ns, 0).sum(axis=0)
-    pause_ns = np.where(is_on_path, pauses_ns, 0).sum(axis=0)
+    # Each row is a task and each column a turn, so the sum of a column is that over all tasks.
+    request_ns = np.where(makes_task_longer, durations_ns, 0).sum(axis=0)
+    pause_ns = np.where(makes_task_longer, pauses_ns, 0).sum(axis=0)
 
     return _TurnTimes(
+        total_ns=_total_duration_ns(tasks),
         request_ns=request_ns.astype(np.float64),
         pause_ns=pause_ns.astype(np.float64),
-        all_pauses_ns=pauses_ns,
+        pauses_ns=pauses_ns,
     )
 
 
@@ -224,30 +212,27 @@ def _find_critical_paths(
 ) -> NDArray[np.bool_]:
     """Return which requests delayed the end of their task: a row per task, a column per turn.
 
-    If turn 3 waits for the turns 1 and 2, which end after 4 s and 6 s, turn 2 delayed the end and
-    turn 1 did not. These requests are the critical path of the task, which ends with its last turn.
+    The last turn did. If it waited for the turns 1 and 2, which ended after 4 s and 6 s, turn 2
+    delayed the end and turn 1 did not. This goes on with the turns that turn 2 waited for.
 
     Args:
         tasks: The times of the requests of each task.
-        preceding_turns: For each turn, the lower turns that it waits for.
+        preceding_turns: For each turn, the turns that it waits for, all of which are lower.
     """
-    is_on_path = np.zeros(tasks.due_ns.shape, bool)
-    last_turn = tasks.due_ns.shape[1] - 1
-    is_on_path[:, last_turn] = True
+    delays_end = np.zeros(tasks.due_ns.shape, bool)
+    delays_end[:, -1] = True
 
-    # Follow the paths from the last turn backwards.
     for turn in sorted(preceding_turns, reverse=True):
         awaited_turns = preceding_turns[turn]
         if not awaited_turns:
             continue
 
-        # In each task whose path has this turn, the path also has the last turn it waited for.
-        task_indices = np.flatnonzero(is_on_path[:, turn])
-        turn_that_ended_last = _find_turn_that_ended_last(tasks, awaited_turns)
-        previous_turns_on_path = turn_that_ended_last[task_indices]
-        is_on_path[task_indices, previous_turns_on_path] = True
+        last_awaited_turn = _find_turn_that_ended_last(tasks, awaited_turns)
+        for awaited_turn in awaited_turns:
+            ended_last = last_awaited_turn == awaited_turn
+            delays_end[:, awaited_turn] |= delays_end[:, turn] & ended_last
 
-    return is_on_path
+    return delays_end
 
 
 def _find_turn_that_ended_last(tasks: _TaskTimes, turns: list[int]) -> NDArray[np.int64]:
@@ -277,18 +262,29 @@ def _measure_pauses(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) ->
     return pauses_ns
 
 
-def _step_time(step: StepPlan, times: _TurnTimes, total_ns: float) -> StepTime:
-    """Return the share of the time of all tasks that a step and the pauses before it took."""
+def _step_time(step: StepPlan, times: _TurnTimes | None) -> StepTime:
+    """Return the share of the time of tasks that the requests of a step took, and its pauses.
+
+    The pauses are those before the requests, in which the agent runs a tool, for example.
+
+    Args:
+        step: The plan of the step.
+        times: Where the time of the tasks went, None if no task ended ok.
+    """
+    if times is None:
+        return UNKNOWN
+
     turns = list(step.turns)
     request_ns = float(times.request_ns[turns].sum())
     pause_ns = float(times.pause_ns[turns].sum())
 
-    pauses_ns = np.zeros(0, np.int64)
+    # A step without planned pauses has no distribution of them.
+    planned_pauses_ns = np.zeros(0, np.int64)
     if step.pause:
-        pauses_ns = times.all_pauses_ns[:, turns].reshape(-1)
+        planned_pauses_ns = times.pauses_ns[:, turns].reshape(-1)
 
     return StepTime(
-        time_share=request_ns / total_ns,
-        pause_ms=distribution_of(pauses_ns),
-        pause_share=pause_ns / total_ns,
+        time_share=request_ns / times.total_ns,
+        pause_ms=distribution_of(planned_pauses_ns),
+        pause_share=pause_ns / times.total_ns,
     )

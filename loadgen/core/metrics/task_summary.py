@@ -95,21 +95,21 @@ def summarize_tasks(
         cut_conversations: The number of tasks whose last request was never due.
         window: The measurement window and the steady state, for rates.
     """
-    recorded_tasks = accumulator.sum("sessions")
+    recorded_tasks = accumulator.sum("tasks")
     cut_before_last_request = cut_conversations.by_end_of_load + cut_conversations.cancelled
     if recorded_tasks == 0 and cut_before_last_request == 0:
         return None
 
-    recorded_but_cut = accumulator.sum("sessions_cut") + accumulator.sum("sessions_cancelled")
+    recorded_but_cut = accumulator.sum("tasks_cut") + accumulator.sum("tasks_cancelled")
     tasks_with_outcome = recorded_tasks - recorded_but_cut
-    ok_tasks = accumulator.sum("sessions_ok")
+    ok_tasks = accumulator.sum("tasks_ok")
     task_times = accumulator.task_times
 
     return Sessions(
         # The tasks by outcome, and the rate of ok ones.
         count=tasks_with_outcome,
         cut=cut_before_last_request + recorded_but_cut,
-        abandoned=accumulator.sum("sessions_abandoned"),
+        abandoned=accumulator.sum("tasks_abandoned"),
         ok=ok_tasks,
         ok_per_s=per_second(ok_tasks, window),
         steady_ok_per_s=_steady_tasks_per_s(task_times.ok_ends, window.steady),
@@ -119,10 +119,10 @@ def summarize_tasks(
         wait_ms=task_times.waits_ns.distribution(),
         longest_wait_ms=task_times.longest_waits_ns.distribution(),
         # Means per ok task.
-        requests=_mean_of_ok(accumulator, "session_requests"),
-        input_tokens=_mean_of_ok(accumulator, "session_input"),
+        requests=_mean_of_ok(accumulator, "task_requests"),
+        input_tokens=_mean_of_ok(accumulator, "task_input"),
         cached_tokens=_mean_cached_tokens(accumulator),
-        output_tokens=_mean_of_ok(accumulator, "session_output"),
+        output_tokens=_mean_of_ok(accumulator, "task_output"),
     )
 
 
@@ -130,13 +130,15 @@ def _mean_cached_tokens(accumulator: MetricAccumulator) -> float | None:
     """Return the mean cached tokens per ok task, None if no response reports cached tokens."""
     if not accumulator.sum("cached_tokens_known"):
         return None
-    return _mean_of_ok(accumulator, "session_cached")
+    return _mean_of_ok(accumulator, "task_cached")
 
 
 def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:
-    """Return a sum over the ok tasks divided by their number, or None without any."""
-    ok = accumulator.sum("sessions_ok")
-    return accumulator.sum(sum_name) / ok if ok else None
+    """Return a sum over the ok tasks divided by their number, or None if no task is ok."""
+    ok_tasks = accumulator.sum("tasks_ok")
+    if ok_tasks == 0:
+        return None
+    return accumulator.sum(sum_name) / ok_tasks
 
 
 def _measure_task_goodput(
@@ -156,7 +158,7 @@ def _measure_task_goodput(
         return None
 
     objective = slo.task
-    good_tasks = accumulator.sum("sessions_good")
+    good_tasks = accumulator.sum("tasks_good")
 
     # Without any task, the share of good tasks is not known.
     good_share = None

@@ -109,6 +109,10 @@ class _TaskRequests:
         # The position of the first request of each task, where the session number changes.
         self._task_starts = np.flatnonzero(np.diff(self._sessions, prepend=NO_SESSION))
 
+    def __len__(self) -> int:
+        """Return the number of requests of tasks."""
+        return len(self.order)
+
     def column(self, field: str) -> NDArray[np.int64]:
         """Return a field of the requests."""
         return self.columns.take(field, self.order)
@@ -164,44 +168,49 @@ class _TaskRequests:
 
 
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
-    """Return a table with a row for each conversation or agentic task of a stage.
+    """Return a table with a row for each task of a stage: a conversation, or a task of an agent.
 
-    A task consists of several requests. Each request has a slot, its number in the schedule.
+    A task consists of several requests, which have adjacent numbers in the schedule, their slots. A
+    task has ended if the request in its last slot has a record.
 
     Args:
         columns: The records of the stage.
         turns: The number of slots of each task.
     """
     requests = _TaskRequests(columns)
-    has_tasks = len(requests.order) > 0
-    if not has_tasks:
+    if len(requests) == 0:
         return _empty_table()
 
-    # A task has ended if the request in its last slot has a record.
-    latest_slots = requests.largest(requests.column("slot"))
+    last_recorded_slots = requests.largest(requests.column("slot"))
     return TaskTable(
         numbers=requests.task_numbers(),
         columns=_combine_by_task(requests),
-        has_ended=is_last_slot_of_task(latest_slots, turns),
+        has_ended=is_last_slot_of_task(last_recorded_slots, turns),
     )
 
 
 def _combine_by_task(requests: _TaskRequests) -> TaskColumns:
-    """Return the values of each task, combined from the values of its requests."""
-    status = requests.column("status")
-    kind = requests.column("kind")
-    wait_ns = requests.wait_ns()
+    """Return the values of each task, combined from the values of its requests.
+
+    For example, a task begins when its first request is due, and it is ok if all requests are.
+    """
+    statuses = requests.column("status")
+    failure_kinds = requests.column("kind")
+    waits_for_first_token_ns = requests.wait_ns()
 
     return TaskColumns(
+        # When the task began and ended. All of its requests belong to the same stage.
         due_ns=requests.smallest(requests.column("due_ns")),
         end_ns=requests.largest(requests.column("end_ns")),
-        ok=requests.are_all(status == OK),
-        cancelled=requests.is_any(status == CANCELLED),
-        unfinished=requests.is_any(status == UNFINISHED),
-        abandoned=requests.is_any(kind == KIND["abandoned"]),
         stage=requests.largest(requests.column("stage")),
-        wait_ns=requests.total(wait_ns),
-        longest_wait_ns=requests.largest(wait_ns),
+        # How it ended.
+        ok=requests.are_all(statuses == OK),
+        cancelled=requests.is_any(statuses == CANCELLED),
+        unfinished=requests.is_any(statuses == UNFINISHED),
+        abandoned=requests.is_any(failure_kinds == KIND["abandoned"]),
+        # How long it waited, and what it requested.
+        wait_ns=requests.total(waits_for_first_token_ns),
+        longest_wait_ns=requests.largest(waits_for_first_token_ns),
         requests=requests.count_by_task(),
         input_tokens=requests.total_tokens("input_tokens"),
         cached_tokens=requests.total_tokens("cached_tokens"),

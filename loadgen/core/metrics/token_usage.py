@@ -5,7 +5,6 @@ Pure.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -16,7 +15,7 @@ from loadgen.core.metrics.windows import per_second
 from loadgen.core.results.record import SOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -75,18 +74,18 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_tokens(group: RequestGroup) -> Tokens:
     """Return the tokens of a group of requests, and the rates of these tokens.
 
+    Rates are over three intervals: the measurement window, the steady state without the start and
+    the end of the load, and the time until the last sent request ended (as MLPerf LoadGen has it).
     Numbers that are not known are None.
 
     Args:
-        group: The requests, the GPUs that responded, and the intervals that rates are computed
-            over.
+        group: The requests, these intervals, and the number of GPUs that responded.
     """
     requests = group.requests
     window = group.window
     gpus = group.gpus
 
     output_tokens = requests.sum_known("output_tokens")
-    requested_output_tokens = requests.sum_known("asked_output")
     window_rates = _rates_in_window(requests, window)
     steady_rates = _rates_in_steady_state(requests, window.steady, group.timeline)
 
@@ -97,7 +96,7 @@ def summarize_tokens(group: RequestGroup) -> Tokens:
         cached=requests.sum_known("cached_tokens"),
         cache_written=requests.sum_known("cache_written_tokens"),
         reasoning=requests.sum_known("reasoning_tokens"),
-        asked_output=requested_output_tokens,
+        asked_output=requests.sum_known("asked_output"),
         failed_input=requests.sum("failed_input"),
         failed_output=requests.sum("failed_output"),
         # Shares, and how the tokens were counted.
@@ -117,7 +116,7 @@ def summarize_tokens(group: RequestGroup) -> Tokens:
         steady_output_per_s_per_gpu=per_gpu(steady_rates.output, gpus),
         steady_total_per_s=steady_rates.total,
         steady_total_per_s_per_gpu=per_gpu(steady_rates.total, gpus),
-        # Rates over the interval of MLPerf LoadGen, and over the full run.
+        # Rates until the last sent request ended, and over the full run with its warm-up.
         last_issued_output_per_s=per_second(output_tokens, window.last_issued),
         whole_output_per_s=whole_output_per_s(group.all_stages, window),
     )
@@ -183,14 +182,24 @@ def _share_of(count: int, total: int) -> float | None:
 def _steady_output_per_s(
     accumulator: MetricAccumulator, steady: Span, timeline: Sequence[NDArray[np.int64]]
 ) -> float | None:
-    """Return the output tokens per second of the steady state, or None if none were counted."""
+    """Return the output tokens per second of the steady state, or None if none were counted.
+
+    The steady state is the time without the start and the end of the load.
+
+    Args:
+        accumulator: The requests.
+        steady: The interval of the steady state.
+        timeline: The number of output events over time, for each stage. If it is empty, the tokens
+            of each response are spread evenly from its first to its last token.
+    """
     if accumulator.sum_known("output_tokens") is None:
         return None
 
     steady_tokens = _estimate_tokens_by_events(accumulator, steady, timeline)
     if steady_tokens is None:
-        # Without a timeline of events, the tokens of each response are spread evenly over it.
-        steady_tokens = accumulator.amounts("output").between(steady.start_s, steady.end_s)
+        output_tokens = accumulator.amounts("output")
+        steady_tokens = output_tokens.between(steady.start_s, steady.end_s)
+
     return per_second(steady_tokens, steady)
 
 
@@ -223,13 +232,14 @@ def _estimate_tokens_by_events(
 def _steady_input_per_s(accumulator: MetricAccumulator, steady: Span) -> float | None:
     """Return the prompt tokens per second of the steady state, or None if none were counted.
 
-    A prompt counts at the time of the first output token.
+    The tokens of a prompt count if the first output token came in the steady state, because the
+    server has processed the prompt by then.
     """
     if accumulator.sum_known("input_tokens") is None:
         return None
 
-    amounts = accumulator.amounts("input")
-    steady_tokens = amounts.between(steady.start_s, steady.end_s, includes_start=True)
+    prompt_tokens = accumulator.amounts("input")
+    steady_tokens = prompt_tokens.between(steady.start_s, steady.end_s, includes_start=True)
     return per_second(steady_tokens, steady)
 
 
@@ -254,24 +264,22 @@ def _count_sources(accumulator: MetricAccumulator) -> Sources:
 def _count_requests_by_source(
     accumulator: MetricAccumulator, direction: Literal["input", "output"]
 ) -> dict[str, int]:
-    """Return the number of ok requests by who counted their tokens, such as "server".
+    """Return the number of ok requests by the source of their token counts.
+
+    The source is "server" or "tokenizer", for example. It is "none" if nothing counted the tokens,
+    and "unasked" for a request that expects no output, such as one for embeddings. Sources without
+    requests are left out.
 
     Args:
         accumulator: The requests.
         direction: Whether the tokens of prompts or of responses were counted.
     """
-    sources = [source or "none" for source in SOURCES]
-
-    # Requests for no output, such as embeddings, count as "unasked".
-    sources.append("unasked")
-
-    requests_by_source = {}
-    for source in sources:
-        request_count = accumulator.sum(f"{direction}_source_{source}")
-        if request_count:
-            requests_by_source[source] = request_count
-
-    return requests_by_source
+    source_names = [source or "none" for source in SOURCES]
+    requests_by_source = {
+        source: accumulator.sum(f"{direction}_source_{source}")
+        for source in (*source_names, "unasked")
+    }
+    return {source: requests for source, requests in requests_by_source.items() if requests}
 
 
 def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) -> float | None:
@@ -296,32 +304,6 @@ def without_output_counts(tokens: Tokens) -> Tokens:
     return msgspec.structs.replace(tokens, **dict.fromkeys(_FIELDS_FROM_OUTPUT_COUNTS))
 
 
-def output_tokens_over_time(
-    requests: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
-) -> Callable[[Span], float | None]:
-    """Return a function that estimates the output tokens in any interval of the run.
-
-    The estimate uses the recorded times of output events. Without these, the tokens of a response
-    are spread evenly from its first to its last token.
-
-    Args:
-        requests: The measured requests.
-        timeline: For each stage, the number of output events in each bin of time. It may be empty.
-    """
-    event_count = requests.sum("output_events")
-    if not event_count:
-        return _return_no_tokens
-
-    events_before_bins = windows.cumulate_event_counts(timeline)
-    if events_before_bins is None:  # the times of events were not recorded
-        token_curve = requests.amounts("output").curve()
-        return partial(_count_spread_tokens, token_curve)
-
-    token_count = requests.sum("billed_tokens")  # includes tokens that are not streamed
-    event_tokens = _EventTokens(events_before_bins, event_count, token_count)
-    return event_tokens.count_in
-
-
 class _EventTokens(NamedTuple):
     """The tokens of output events, each of which stands for as many as events have on average.
 
@@ -329,7 +311,7 @@ class _EventTokens(NamedTuple):
         events_before_bins: The number of events before each bin of time, see
             `windows.cumulate_event_counts`.
         event_count: The number of all events.
-        token_count: The number of all tokens.
+        token_count: The number of all tokens, also of those that are not streamed.
     """
 
     events_before_bins: NDArray[np.int64]
@@ -345,14 +327,47 @@ class _EventTokens(NamedTuple):
         return interval_events * self.token_count / self.event_count
 
 
-def _count_spread_tokens(curve: TimeCurve, interval: Span) -> float:
-    """Return the tokens in an interval, from a curve that spreads each response's tokens evenly."""
-    return curve.between(interval.start_s, interval.end_s)
+class OutputTokensOverTime(NamedTuple):
+    """The output tokens of a run, from which those of any interval are estimated.
 
+    Attributes:
+        by_events: The tokens by the recorded times of output events, None if these are not known.
+        spread_evenly: The tokens spread evenly from the first to the last token of each response,
+            None if the times of events are known. Without any event, both are None.
+    """
 
-def _return_no_tokens(_: Span) -> None:
-    """Return None: no tokens were counted in any interval."""
-    return
+    by_events: _EventTokens | None = None
+    spread_evenly: TimeCurve | None = None
+
+    @classmethod
+    def of_requests(
+        cls, requests: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
+    ) -> OutputTokensOverTime:
+        """Return the output tokens of some requests.
+
+        Args:
+            requests: The requests.
+            timeline: For each stage, the number of output events in each bin of time. Empty if the
+                times of events were not recorded.
+        """
+        event_count = requests.sum("output_events")
+        if event_count == 0:
+            return cls()
+
+        events_before_bins = windows.cumulate_event_counts(timeline)
+        if events_before_bins is None:
+            return cls(spread_evenly=requests.amounts("output").curve())
+
+        token_count = requests.sum("billed_tokens")
+        return cls(by_events=_EventTokens(events_before_bins, event_count, token_count))
+
+    def count_in(self, interval: Span) -> float | None:
+        """Return the output tokens that came in an interval, or None if there were no events."""
+        if self.by_events is not None:
+            return self.by_events.count_in(interval)
+        if self.spread_evenly is not None:
+            return self.spread_evenly.between(interval.start_s, interval.end_s)
+        return None
 
 
 def itl_undefined_reason(accumulator: MetricAccumulator, inter_chunk: Distribution) -> str:

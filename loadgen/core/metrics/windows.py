@@ -92,6 +92,8 @@ def measure_window(
 ) -> Window:
     """Return the intervals of a run over which rates, such as tokens per second, are computed.
 
+    If no measured request was due, only the interval of the full run is known.
+
     Args:
         accumulator: The requests that are measured.
         all_stages: The requests of all stages of the run, measured or not.
@@ -104,32 +106,32 @@ def measure_window(
     if due_requests == 0:
         return Window(full_run=full_run)
 
-    # Both intervals begin when the first request is due. One ends with the last output token, and
-    # the other with the end of the request that was sent last.
-    first_due_ns = accumulator.minima["due"]
-    measured_time = make_span(first_due_ns, _last_token_ns(accumulator))
-    last_issued = make_span(first_due_ns, _last_issued_end_ns(accumulator))
+    first_due_ns = accumulator.minimum("due")
+    until_last_token = make_span(first_due_ns, _last_token_ns(accumulator))
+    until_last_sent_ended = make_span(first_due_ns, _last_issued_end_ns(accumulator))
 
     return Window(
-        start_s=measured_time.start_s,
-        end_s=measured_time.end_s,
-        duration_s=measured_time.duration_s,
+        start_s=until_last_token.start_s,
+        end_s=until_last_token.end_s,
+        duration_s=until_last_token.duration_s,
         steady=_steady_state(accumulator, full_load),
-        last_issued=last_issued,
+        last_issued=until_last_sent_ended,
         full_run=full_run,
     )
 
 
 def _steady_state(accumulator: MetricAccumulator, full_load: FullLoadTime) -> Span:
-    """Return the time between the first and the last due time in which the load is full."""
-    first_due_ns = accumulator.minima["due"]
+    """Return the time in which new requests were due and the load had its full strength.
 
-    # Without later requests of conversations, whose due times depend on the server.
-    last_start_ns = accumulator.maxima["start"]
+    The due time of a later request of a conversation depends on how fast the server responds, so
+    the last due time is that of a single request or of the first request of a conversation.
+    """
+    first_due_ns = accumulator.minimum("due")
+    last_start_ns = accumulator.maximum("start")
 
-    start_ns = max(first_due_ns, full_load.start_ns)
-    end_ns = min(last_start_ns, full_load.end_ns)
-    return make_span(start_ns, end_ns)
+    steady_start_ns = max(first_due_ns, full_load.start_ns)
+    steady_end_ns = min(last_start_ns, full_load.end_ns)
+    return make_span(steady_start_ns, steady_end_ns)
 
 
 def _last_token_ns(accumulator: MetricAccumulator) -> int:
@@ -158,50 +160,63 @@ def find_full_load_time(
 ) -> FullLoadTime:
     """Return the time in which some stages have their full load and there is no other load.
 
-    It begins when all earlier requests have ended and all virtual users have started. It ends when
-    ENDED_USERS_SHARE of the virtual users have ended.
-
     Args:
         all_stages: The requests of each stage of the run.
-        stages: The indices of adjacent stages. Without any, the first stage of the run is used.
+        stages: The indices of adjacent stages. If it is empty, the first stage of the run is used.
     """
     first_index = min(stages, default=0)
     last_index = max(stages, default=0)
-    first_stage = all_stages[first_index]
-    last_stage = all_stages[last_index]
+    return FullLoadTime(
+        start_ns=_full_load_start_ns(all_stages[first_index], all_stages[:first_index]),
+        end_ns=_full_load_end_ns(all_stages[last_index]),
+    )
 
-    ends_of_earlier_stages_ns = [stage.maximum("done_ns") for stage in all_stages[:first_index]]
-    last_user_start_ns = first_stage.maximum("user_start")
-    start_ns = max([*ends_of_earlier_stages_ns, last_user_start_ns])
 
-    # Without recorded ends of virtual users, the full load has no end.
-    user_ends_ns = last_stage.user_ends_ns
-    if not user_ends_ns.count:
-        return FullLoadTime(start_ns)
+def _full_load_start_ns(
+    stage: MetricAccumulator, earlier_stages: Sequence[MetricAccumulator]
+) -> int:
+    """Return when all requests of earlier stages have ended and all virtual users have started.
 
-    end_ns = round(user_ends_ns.quantile(ENDED_USERS_SHARE))
-    return FullLoadTime(start_ns, end_ns)
+    A virtual user of a closed loop sends one request after the other.
+
+    Args:
+        stage: The requests of the stage with the virtual users.
+        earlier_stages: The requests of all stages before it.
+    """
+    last_user_start_ns = stage.maximum("user_start")  # NO_TIME in an open loop
+    last_ends_ns = [earlier_stage.maximum("done_ns") for earlier_stage in earlier_stages]
+    return max([last_user_start_ns, *last_ends_ns])
+
+
+def _full_load_end_ns(stage: MetricAccumulator) -> int:
+    """Return when so many virtual users of a stage have ended that the load is not full any more.
+
+    The load of an open loop, which has no virtual users, stays full: its end is LONGEST_NS.
+    """
+    user_ends_ns = stage.user_ends_ns
+    if user_ends_ns.count == 0:
+        return LONGEST_NS
+    return round(user_ends_ns.quantile(ENDED_USERS_SHARE))
 
 
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which records of a stage are the first requests of virtual users.
 
-    A virtual user sends the requests of one conversation after the other. For example, 8 virtual
-    users begin with the first 8 conversations of the stage.
+    A virtual user has one conversation after the other. If there are 8 virtual users, they begin
+    with the first 8 conversations of the stage. An open loop has no virtual users.
 
     Args:
-        columns: The records of the stage. The column "slot" numbers all planned requests of the
-            run, conversation by conversation.
+        columns: The records of the stage. The column "slot" is the number of a request in the
+            schedule of the run, where each conversation has `turns` adjacent slots.
         plan: The plan of the stage.
         turns: The number of slots of each conversation.
     """
     virtual_users = plan.concurrency
-    if not virtual_users:  # an open loop
+    if not virtual_users:
         return np.zeros(len(columns), bool)
 
-    # The first conversations have the first slots of the stage, up to `end_slot`.
-    end_slot = plan.first_slot + virtual_users * turns
-    is_in_first_conversation = columns["slot"] < end_slot
+    end_of_first_conversations = plan.first_slot + virtual_users * turns
+    is_in_first_conversation = columns["slot"] < end_of_first_conversations
     is_first_turn: NDArray[np.bool_] = columns["turn"] == 0
     return is_in_first_conversation & is_first_turn
 
@@ -209,29 +224,43 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which ok records of a stage are the last requests of virtual users.
 
-    8 virtual users end with the last 8 conversations of the stage.
+    A virtual user has one conversation after the other. If there are 8 virtual users and 100
+    conversations, they end with the conversations 92 to 99. An open loop has no virtual users.
 
     Args:
-        columns: The records of the stage. The column "slot" numbers all planned requests of the
-            run, conversation by conversation.
+        columns: The records of the stage. The column "slot" is the number of a request in the
+            schedule of the run, where each conversation has `turns` adjacent slots.
         plan: The plan of the stage.
         turns: The number of slots of each conversation.
     """
-    # An open loop has no virtual users. A stage with a planned duration has no last conversations.
-    if not plan.concurrency or plan.slots is None:
+    virtual_users = plan.concurrency
+    conversations = _count_planned_conversations(plan, turns)
+    if not virtual_users or conversations is None:
         return np.zeros(len(columns), bool)
 
-    # The last 8 of 100 conversations with 3 slots each begin at slot 92 * 3 of the stage.
-    virtual_users = plan.concurrency
-    conversations = plan.slots // turns if plan.sessions is None else plan.sessions
-    slots_of_earlier_conversations = (conversations - virtual_users) * turns
-    first_slot_of_last_conversations = plan.first_slot + slots_of_earlier_conversations
-    is_in_last_conversation = columns["slot"] >= first_slot_of_last_conversations
+    earlier_conversations = conversations - virtual_users
+    start_of_last_conversations = plan.first_slot + earlier_conversations * turns
+    is_in_last_conversation = columns["slot"] >= start_of_last_conversations
 
+    # A single request is a conversation of one turn, whatever its slot is.
     is_single_request = ~columns.is_known("session")
     is_last_turn = is_single_request | is_last_slot_of_task(columns["slot"], turns)
     is_last: NDArray[np.bool_] = is_in_last_conversation & is_last_turn & columns.is_ok
     return is_last
+
+
+def _count_planned_conversations(plan: StagePlan, turns: int) -> int | None:
+    """Return how many conversations a stage has, or None if only its duration limits them.
+
+    Args:
+        plan: The plan of the stage.
+        turns: The number of slots of each conversation.
+    """
+    if plan.slots is None:
+        return None
+    if plan.sessions is not None:
+        return plan.sessions
+    return plan.slots // turns
 
 
 def is_last_slot_of_task(slots: NDArray[np.int64], turns: int) -> NDArray[np.bool_]:
@@ -308,24 +337,17 @@ def count_events_between(events_before_bins: NDArray[np.int64], interval: Span |
 
 
 def _events_until(events_before_bins: NDArray[np.int64], time_s: float) -> float:
-    """Return the number of events up to a time, as if the events of a bin were spread evenly.
+    """Return the number of output events up to a time, as if those of a bin were spread evenly.
 
-    For [0, 3, 3, 5] events before the bins 0 to 3, half a bin after the start gives 1.5 events.
+    If the bins have 3, 0 and 2 events, `events_before_bins` is [0, 3, 3, 5]. Half a bin after the
+    start, 1.5 events have come. Before the start it is 0, and after the last bin it is 5.
     """
-    bin_count = len(events_before_bins) - 1  # the last entry is the total
-    position = time_s * 1e9 / BIN_NS  # in bins: 2.5 is the middle of bin 2
+    time_in_bins = time_s * 1e9 / BIN_NS  # 2.5 is the middle of bin 2
+    last_bin = len(events_before_bins) - 2  # the last entry is not a bin, but the total
+    bin_index = min(max(int(time_in_bins), 0), last_bin)
 
-    # A time before the first bin or after the last one is looked up in that bin.
-    first_bin = 0
-    last_bin = bin_count - 1
-    bin_of_time = min(max(int(position), first_bin), last_bin)
-    next_bin = bin_of_time + 1
-
-    events_before_bin = events_before_bins[bin_of_time]
-    events_before_next_bin = events_before_bins[next_bin]
-    return float(
-        np.interp(position, [bin_of_time, next_bin], [events_before_bin, events_before_next_bin])
-    )
+    events_at_ends = [events_before_bins[bin_index], events_before_bins[bin_index + 1]]
+    return float(np.interp(time_in_bins, [bin_index, bin_index + 1], events_at_ends))
 
 
 def estimate_tokens_within(columns: Columns, interval: Span) -> float:
