@@ -443,12 +443,8 @@ class Columns:
 
     def has_status(self, status: int) -> NDArray[np.bool_]:
         """Return which rows have this status, such as OK."""
-        statuses = self["status"]
-        if _is_constant(statuses):
-            statuses = statuses[:1]  # one comparison is enough
-
-        mask: NDArray[np.bool_] = statuses == status
-        return np.broadcast_to(mask, len(self))
+        mask: NDArray[np.bool_] = self["status"] == status
+        return mask
 
     def is_known(self, field: str) -> NDArray[np.bool_]:
         """Return in which rows a time or a number is known, so that it is not UNKNOWN (-1)."""

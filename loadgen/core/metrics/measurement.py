@@ -632,8 +632,10 @@ class _RunMeasurement:
 
     def _measure_drift(self) -> drift.Drift:
         """Return how latency and output changed over the steady state."""
+        # Both need much memory for a moment, so they are computed one after the other.
+        count_output_tokens = self.output_tokens.count_in
         blocks = drift.sample_blocks(self._measured_requests.columns)
-        return drift.measure_drift(blocks, self._window.steady, self.output_tokens.count_in)
+        return drift.measure_drift(blocks, self._window.steady, count_output_tokens)
 
     def _judge_load(self) -> Sustainable:
         """Return whether the servers kept up with the load."""

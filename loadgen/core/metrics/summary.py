@@ -264,26 +264,39 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
 
 
 def is_inconclusive(summary: Summary) -> bool:
-    """Return True if a run does not decide whether its SLO is met, or decides it on few samples.
+    """Return True if it is not known, or not certain enough, whether a run meets its objectives.
 
-    A term of an SLO, or an objective, is not supported if it has too few samples. The SLOs of
-    request classes count too.
+    These are the terms of the SLOs of the run and of its request classes, the share of right
+    answers, and the share of met token deadlines.
     """
-    is_slo_undecided = bool(summary.goodput.undecided)
-    if is_slo_undecided:
+    return (
+        _is_slo_inconclusive(summary)
+        or _is_answers_objective_undecided(summary)
+        or _are_deadlines_inconclusive(summary)
+    )
+
+
+def _is_slo_inconclusive(summary: Summary) -> bool:
+    """Return True if an SLO is undecided, or if one of its terms has too few samples.
+
+    The goodput of a run without an SLO of its own is that of its classes.
+    """
+    if summary.goodput.undecided:
         return True
 
     class_goodputs = [request_class.goodput for request_class in summary.classes]
     goodputs = [summary.goodput, *class_goodputs]
-    terms = [term for goodput in goodputs for term in goodput.slo]
-    has_unsupported_term = any(not term.supported for term in terms)
-    if has_unsupported_term:
-        return True
+    return any(not term.supported for goodput in goodputs for term in goodput.slo)
 
-    answers_objective = None if summary.answers is None else summary.answers.objective
-    if answers_objective is not None and answers_objective.met is None:
-        return True
 
+def _is_answers_objective_undecided(summary: Summary) -> bool:
+    """Return True if there is an objective for the share of right answers that is undecided."""
+    objective = None if summary.answers is None else summary.answers.objective
+    return objective is not None and objective.met is None
+
+
+def _are_deadlines_inconclusive(summary: Summary) -> bool:
+    """Return True if an objective for token deadlines, of the run or of a class, is not certain."""
     class_fluidity = [request_class.fluidity for request_class in summary.classes]
     return any(_is_objective_inconclusive(part) for part in (summary.fluidity, *class_fluidity))
 
@@ -315,12 +328,15 @@ def load_summary(data: bytes, path: str = FILE) -> Summary:
 
     Args:
         data: The bytes of the file.
-        path: The path of the file, for errors. A path without a directory is shown as one in "DIR".
+        path: The path of the file, for errors.
 
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
-    directory = path.rpartition("/")[0] or "DIR"
-    hint = f"loadgen report {directory} --json > {directory}/summary.json creates it again"
+    # An error shows the command that creates the file again. Its run directory is "DIR" if `path`
+    # does not say which directory it is.
+    parent, _, _ = path.rpartition("/")
+    run_dir = parent or "DIR"
+    hint = f"loadgen report {run_dir} --json > {run_dir}/summary.json creates it again"
     return decode_json(
         data,
         content_type=Summary,
