@@ -57,9 +57,10 @@ UNEXPLAINED_HINT = (
 
 
 def build_report(explanation: ExplainedDifference) -> Report:
-    """Return the report of an explanation."""
+    """Return the report of an explanation, in a full form and in a brief form for a terminal."""
     notices = [simulated_notice()] if explanation.simulated else []
     if not explanation.valid:
+        # The client was too slow, or a similar reason that the summary of the run names.
         text = "our run is not valid, so its metrics may be those of the client"
         notices.append(Notice("INVALID", text, "bad"))
 

@@ -343,11 +343,13 @@ def _list_run_steps(
     redefined: _RedefinedStatistic,
     statistic: str,
 ) -> Iterator[MetricStep]:
-    """Yield a latency of loadgen after the server and the client of the other run replace its own.
+    """Yield the steps from loadgen's value to the other tool's, if both use the same definition.
 
-    Example: the value is 100 ms in loadgen's run. The server log of the other run says 103 ms, the
-    other tool's client needed 2 ms for sending, and the other tool reports 106 ms. The steps are
-    "server" 103, "client_send" 105 and "client" 106. A step with an unknown value is left out.
+    What remains different are the server and the client of the two runs. Example: the value is
+    100 ms in loadgen's run, and the other tool reports 106 ms. The server log of its run says
+    103 ms, and its client needed 2 ms for sending. The steps are "server" 103, "client_send" 105
+    and "client" 106. A step with an unknown value is left out. Without a log, the last step is
+    unknown, too.
 
     Args:
         other_result: The result of the other tool.
@@ -355,20 +357,17 @@ def _list_run_steps(
         redefined: The statistic in loadgen's run by the definition of the other tool.
         statistic: The statistic of the latency, such as "p99".
     """
-    value_ms = redefined.value_ms
     server_times = other_result.server_times
     server_ms = None
     if server_times is not None:
         server_ms = server_times.compute_statistic(redefined.latency, statistic)
-
     if server_ms is not None:
-        value_ms = server_ms
-        yield MetricStep("server", value_ms)
+        yield MetricStep("server", server_ms)
 
     client_send_ms = other_result.find_client_send_ms(tool_latency.name, statistic)
     if client_send_ms is not None:
-        value_ms += client_send_ms
-        yield MetricStep("client_send", value_ms)
+        value_before_ms = redefined.value_ms if server_ms is None else server_ms
+        yield MetricStep("client_send", value_before_ms + client_send_ms)
 
     if server_ms is not None:
         reported_ms = other_result.metrics[f"{tool_latency.metric}.{statistic}"]

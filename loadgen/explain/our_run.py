@@ -260,10 +260,11 @@ def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) 
 def _scale_lengths(
     values_ns: NDArray[np.float64], latency: DefinedLatency, samples: LatencySamples
 ) -> NDArray[np.float64]:
-    """Return latencies as they would be for longer responses with the same time per token.
+    """Return latencies as they would be if responses had the length of those to the other tool.
 
-    For responses of twice the length, the time after the first token doubles, and the time before
-    the first token does not change. For a latency per token, the number of tokens doubles, too.
+    The time per token stays the same. Example: a response of 101 tokens takes 100 ms to the first
+    token and 1,000 ms for the others. With twice the length, the E2E latency is 100 + 2,000 ms.
+    Latencies that end before the response ends are returned unchanged.
     """
     definition = latency.definition
     if latency.length_scale == 1.0 or not definition.ends_with_response:
@@ -274,10 +275,11 @@ def _scale_lengths(
     if definition.divisor is None:
         return values_ns + added_ns
 
+    # A latency per token: both the duration and the tokens become longer.
     token_counts = samples.token_counts(definition.divisor)
-    durations_ns = values_ns * token_counts + added_ns
+    scaled_durations_ns = values_ns * token_counts + added_ns
     scaled_counts = np.maximum(token_counts * latency.length_scale, 1.0)
-    scaled_values_ns: NDArray[np.float64] = durations_ns / scaled_counts
+    scaled_values_ns: NDArray[np.float64] = scaled_durations_ns / scaled_counts
     return scaled_values_ns
 
 

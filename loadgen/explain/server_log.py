@@ -96,13 +96,15 @@ class ServerTimes(NamedTuple):
     def _count_divisor_tokens(
         self, divisor: TokenDivisor, token_scale: float
     ) -> NDArray[np.float64]:
-        """Return the tokens of each response that its duration is divided by.
+        """Return the number of tokens by which the duration of each response is divided.
 
-        The scale is the number of tokens that the other tool counts for a token of the server.
+        Args:
+            divisor: "all_tokens", or else the tokens after the first one.
+            token_scale: How many tokens the other tool counts for a token of the server. With 1.5,
+                a response of 101 tokens has 151.5 tokens, or 150.5 after the first one.
         """
         token_counts: NDArray[np.float64] = self.tokens.astype(np.float64) * token_scale
-        includes_first_token = divisor == "all_tokens"
-        return token_counts if includes_first_token else token_counts - 1
+        return token_counts if divisor == "all_tokens" else token_counts - 1
 
     def _compute_token_gaps(self, tokens_per_send: float) -> NDArray[np.float64]:
         """Return the times between tokens in ns, which are 0 between tokens of the same send.

@@ -103,27 +103,26 @@ class SlotLayout:
     def same_turn_in(self, other: SlotLayout, slot_id: int) -> int:
         """Convert the slot id of a turn to the id of the same turn in another layout.
 
-        Each layout has blocks of `block_size` ids, one block per session. The last turn of a
-        session has the last id of a block. With blocks of 5 ids here and of 3 in the other layout,
-        session 2 has
+        The session stays the same. A first turn keeps its position in the block of the session, and
+        a last turn goes to the end of the block. With blocks of 5 ids here and of 3 in the other
+        layout, session 2 has
 
             here    10  11  12      13      14
             other    6   7  unused  unused   8
 
-        Blocks of one id belong to single requests, which have the first id of a block.
+        A layout with blocks of one id is for single requests, which have the first id of a block
+        here.
 
         Raises:
-            IndexError: The other layout does not use the id.
+            IndexError: The other layout has no place for the turn, such as for id 12.
         """
-        session, position = divmod(slot_id, self.block_size)
-        first_id = session * other.block_size
-        last_id = first_id + other.block_size - 1
+        session = slot_id // self.block_size
+        position = slot_id % self.block_size
+        last_position = 0 if other.block_size == 1 else self.block_size - 1
 
-        has_single_requests = other.block_size == 1
-        position_of_last_turn = 0 if has_single_requests else self.block_size - 1
-        if position == position_of_last_turn:
-            return last_id
-        if first_id + position < last_id:
-            return first_id + position
-
+        last_position_in_other = other.block_size - 1
+        if position == last_position:
+            return session * other.block_size + last_position_in_other
+        if position < last_position_in_other:
+            return session * other.block_size + position
         raise IndexError(slot_id)

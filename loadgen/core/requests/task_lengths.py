@@ -185,23 +185,26 @@ class TaskLengths:
 
         - A step with the key `best: N` sends the N best documents of an earlier ranking.
         - A step with the key `documents` sends random documents of a corpus.
+
+        Args:
+            task_index: The number of the task.
+            turn: The position of the request in the task.
         """
         request = self._graphs[task_index][turn]
         step = self._graphs.step(task_index, turn)
         if not request.is_first_of_step:
             return DocumentChunks()
-
         if step.best is not None:
             return self._first_ranked_documents(task_index, request, step.best)
+        if step.documents is None:
+            return DocumentChunks()
 
-        if step.documents is not None:
-            source = self._document_sources[request.step]
-            draw_index = self._graphs.draw_index(task_index, turn)
-            document_count = source.sample_count(self._key, "documents", draw_index)
-            largest_choice = source.corpus.chunks_of(draw_index)
-            return DocumentChunks(largest_choice[:document_count], step.documents.tokens)
-
-        return DocumentChunks()
+        # The corpus draws the largest possible number of documents, and the request sends some.
+        source = self._document_sources[request.step]
+        draw_index = self._graphs.draw_index(task_index, turn)
+        document_count = source.sample_count(self._key, "documents", draw_index)
+        drawn_chunks = source.corpus.chunks_of(draw_index)
+        return DocumentChunks(drawn_chunks[:document_count], step.documents.tokens)
 
     def _first_ranked_documents(
         self, task_index: int, request: TaskRequest, count: int

@@ -321,7 +321,8 @@ class TrajectoryPrompts:
         """Return how many output tokens a request asks for, from the first source that says it.
 
         The sources are the row of the data set, `output_tokens` of the workload, the length of the
-        recorded response, and a default limit. A request that fills the cache has one token.
+        recorded response, and a default limit. A request that only fills the prefix cache of the
+        server asks for one token.
         """
         if sent.play.fills_cache:
             return OutputLength(TOKENS_OF_CACHE_FILL, is_exact=True)
@@ -339,6 +340,7 @@ class TrajectoryPrompts:
         if recorded_tokens:
             return OutputLength(recorded_tokens, is_exact=True)
 
+        # None is a request without any limit.
         default_limit = DEFAULT_OUTPUT_LIMIT if self._has_default_limit else None
         return OutputLength(default_limit, is_exact=False)
 
@@ -480,10 +482,12 @@ def _output_sampler(requests: Trajectories) -> LengthSampler | None:
 
 
 def _response_messages(turn: RecordedTurn, reply: AssistantTurn | None) -> list[Message]:
-    """Return the response to a turn as an element of the conversation that later turns send.
+    """Return the response to a turn as a list of one message, or [] if there is no response.
 
-    This is the response of the server (`reply`) if there is one, else the recorded response. The
-    list is empty if there is neither.
+    Args:
+        turn: The recorded turn.
+        reply: The response of the server, which is used in place of the recorded one. None if the
+            turn was not sent, or if recorded responses are used.
     """
     if reply is None:
         return [] if turn.response is None else [turn.response]

@@ -175,6 +175,20 @@ class _DataSetReader:
             UserError: The data set has no sessions.
         """
         self._end_session()
+        self._check_sessions()
+        if self._empty_conversations == 0:
+            return []
+
+        conversations = format.counted(self._empty_conversations, "conversation")
+        return [f"{self._path.name}: left out {conversations} without a user message"]
+
+    def _check_sessions(self) -> None:
+        """Check that no row had a mistake, and that the data set has a session.
+
+        Raises:
+            CombinedError: Rows had mistakes.
+            UserError: The data set has no sessions.
+        """
         if self._errors:
             raise CombinedError([*self._errors, *self._errors_of_further_rows()])
 
@@ -182,12 +196,6 @@ class _DataSetReader:
         if session_count == 0:
             hint = f"write rows like {EXAMPLE_ROW}"
             raise UserError("empty_file", "the file has no sessions", str(self._path), hint)
-
-        if self._empty_conversations == 0:
-            return []
-
-        conversations = format.counted(self._empty_conversations, "conversation")
-        return [f"{self._path.name}: left out {conversations} without a user message"]
 
     def _add_message(self, row: Mapping[str, Any]) -> None:
         """Add a row that is one message of a session.

@@ -54,15 +54,18 @@ def refuse_trajectory_options(overrides: Overrides, errors: DocumentErrors) -> N
 def keep_trajectory_fields(
     requests_of_file: object, new_fields: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Return the new fields of a workload file, with the old settings of recorded sessions.
+    """Return fields that replace those of a workload file, so that settings of sessions are kept.
 
-    If the file sends recorded sessions and the new requests are recorded sessions, too, only the
-    data set is replaced. If the new requests are others, the names of the settings that are lost
-    are added as the field `lost_trajectory_keys`, from which a note for the user is written.
+    A workload file may send recorded sessions with settings, such as their order. An option then
+    replaces the requests:
+
+    - by recorded sessions: only the data set is replaced, and the settings stay.
+    - by other requests: the settings are lost. Their names become the additional field
+      `lost_trajectory_keys`, from which a note for the user is written.
 
     Args:
         requests_of_file: The requests of the workload file.
-        new_fields: Valid fields by name, such as the requests of a data set.
+        new_fields: The fields that options set, such as "requests".
     """
     new_requests = new_fields.get("requests")
     if new_requests is None or not isinstance(requests_of_file, Trajectories):
@@ -71,14 +74,17 @@ def keep_trajectory_fields(
     if isinstance(new_requests, Trajectories):
         data_set = {"trajectories": new_requests.trajectories}
         return {**new_fields, "requests": requests_of_file.model_copy(update=data_set)}
+    return {**new_fields, "lost_trajectory_keys": _list_setting_keys(requests_of_file)}
 
-    fields_of_file = requests_of_file.model_fields_set - {"trajectories"}
-    lost_keys = [
+
+def _list_setting_keys(requests: Trajectories) -> tuple[str, ...]:
+    """Return the keys of the settings that a workload file has, in addition to the data set."""
+    set_fields = requests.model_fields_set - {"trajectories"}
+    return tuple(
         info.validation_alias or name
         for name, info in Trajectories.model_fields.items()
-        if name in fields_of_file
-    ]
-    return {**new_fields, "lost_trajectory_keys": tuple(lost_keys)}
+        if name in set_fields
+    )
 
 
 def check_trajectory_stages(

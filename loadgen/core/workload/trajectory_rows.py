@@ -485,7 +485,9 @@ def _read_question(row: Mapping[str, Any]) -> Message:
 
 
 def _read_response(row: Mapping[str, Any]) -> Message:
-    """Return the response of the assistant in a row.
+    """Return the assistant's response in a row, as a message of the OpenAI API.
+
+    A response that only calls tools has the content None.
 
     Raises:
         BadRowError: The response has neither content nor tool calls.
@@ -495,8 +497,11 @@ def _read_response(row: Mapping[str, Any]) -> Message:
     has_content = bool(row.get("content"))
     if not has_content and not has_calls:
         problem = "a response needs content or tool_calls"
-        raise BadRowError("missing_value", problem, "leave out rows without a response", "content")
-    return {"content": None, **_message_of_row(row)}
+        hint = "leave out rows without a response"
+        raise BadRowError("missing_value", problem, hint, key="content")
+
+    message_without_content: Message = {"content": None}
+    return message_without_content | _message_of_row(row)
 
 
 def _message_of_row(row: Mapping[str, Any]) -> Message:
