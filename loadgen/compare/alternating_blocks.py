@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.compare.block_errors import EstimateOrReason, describe_missing_samples
@@ -164,14 +165,11 @@ class AlternatingBlocks:
 
         estimate = estimate_difference(differences, is_two_stage=self._is_two_stage)
         is_fraction = metric.path in SHARE_PATHS
-        if not is_fraction:
-            return EstimateOrReason(estimate)
-
-        # Blocks without a failure do not show that failures never happen. The error of a difference
-        # is the square root of the sum of both squared errors.
-        least_error = math.hypot(_fraction_error(first, metric), _fraction_error(other, metric))
-        error = max(estimate.error, least_error)
-        return EstimateOrReason(ScaledEstimate(estimate.value, error, estimate.degrees_of_freedom))
+        if is_fraction:
+            # If no block has a failure, the differences are all 0, but their error is not.
+            least_error = _least_error_of_difference(first, other, metric)
+            estimate = replace(estimate, error=max(estimate.error, least_error))
+        return EstimateOrReason(estimate)
 
     def confirm(
         self, difference: Difference, _first: Side, _other: Side, _metric: Metric, _level: float
@@ -196,7 +194,7 @@ class AlternatingBlocks:
         Fractions, such as error rates, are subtracted without a logarithm. Return None if a block
         has no value, or a value without a logarithm.
         """
-        value_by_block = _scaled_values((first, other), metric)
+        value_by_block = _compute_values_by_block((first, other), metric)
         if value_by_block is None:
             return None
 
@@ -302,47 +300,60 @@ def count_needed_groups(
 ) -> int:
     """Return how many groups make the confidence interval of every metric narrow enough.
 
-    The formula is that of Stein (1945): variance of a group * (t / half width)^2, where t is a
-    quantile of Student's t. The risk is divided by the number of metrics.
+    The half width of an interval is t * sqrt(variance of a group / number of groups), where t is a
+    quantile of Student's t. Solved for the number of groups, this is the formula of Stein (1945).
 
     Args:
         first_stage: The estimate of each metric after FIRST_STAGE_GROUPS groups.
         half_width: The largest half width of each interval, on the scale of the estimates.
-        risk: The probability that any of the intervals does not contain the true value.
+        risk: The probability that any of the intervals does not contain the true value. Each
+            metric gets an equal part of it.
     """
     estimates = list(first_stage)
     needed_counts = [FIRST_STAGE_GROUPS]
     for estimate in estimates:
         risk_of_metric = risk / len(estimates)
         t_quantile = students_t.t_quantile(1 - risk_of_metric / 2, estimate.degrees_of_freedom)
-        group_variance = estimate.error**2 * FIRST_STAGE_GROUPS
-        needed_count = group_variance * (t_quantile / half_width) ** 2
+
+        # The squared error is the variance of a group, divided by the number of groups.
+        variance_of_group = estimate.error**2 * FIRST_STAGE_GROUPS
+        needed_count = variance_of_group * (t_quantile / half_width) ** 2
         needed_counts.append(math.ceil(needed_count))
 
     return max(needed_counts)
 
 
-def _scaled_values(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:
-    """Return the logarithm of a metric in each block, by the name of the block.
+def _compute_values_by_block(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:
+    """Return the value of a metric in each block, on the scale on which values are subtracted.
 
-    A metric that is a fraction, such as an error rate, is returned without a logarithm. Return None
-    if a block has no value, or a value without a logarithm.
+    Fractions, such as an error rate, are returned unchanged. All other metrics are returned as
+    logarithms, whose differences are relative changes. Return None if a block has no value, or a
+    value without a logarithm.
     """
-    is_fraction = metric.path in SHARE_PATHS
     runs = [run for side in sides for run in side.runs]
     value_by_block: dict[str, float] = {}
     for run in runs:
         value = metric_value(run.summary, metric.path)
         if value is None:
             return None
-        if is_fraction:
-            value_by_block[run.name] = value
-        elif value > 0:
-            value_by_block[run.name] = math.log(value)
-        else:
-            return None
+        value_by_block[run.name] = value
 
-    return value_by_block
+    is_fraction = metric.path in SHARE_PATHS
+    if is_fraction:
+        return value_by_block
+    if any(value <= 0 for value in value_by_block.values()):
+        return None
+    return {name: math.log(value) for name, value in value_by_block.items()}
+
+
+def _least_error_of_difference(first: Side, other: Side, metric: Metric) -> float:
+    """Return the smallest standard error of the difference between a fraction of two sides.
+
+    The fractions are independent, so the squares of their errors add up.
+    """
+    first_error = _fraction_error(first, metric)
+    other_error = _fraction_error(other, metric)
+    return math.hypot(first_error, other_error)
 
 
 def _fraction_error(side: Side, metric: Metric) -> float:

@@ -149,28 +149,28 @@ def _to_log_estimate(value: float, standard_error: StandardError) -> ScaledEstim
 def estimate_token_rate(
     windows: Sequence[Span], runs: Sequence[Columns], value: float
 ) -> EstimateOrReason:
-    """Return the logarithm of the rate of output tokens in the steady state, with its error.
+    """Return the logarithm of a rate of output tokens, with its standard error.
 
-    The steady state is the time in which the load is constant. The steady state is cut into equal
-    intervals, and the standard error follows from how much the rates in these intervals differ.
+    The rate is that of the steady state, the time in which the load is constant. This time is
+    divided into equal intervals, and the error follows from how much their rates differ. Return the
+    reason instead if a run has no steady state, or if no token came in it.
 
     Args:
-        windows: The steady-state window of each run.
+        windows: The start and the end of the steady state of each run.
         runs: The records of each run.
-        value: The rate in the summary, in tokens per second.
+        value: The rate in the summary, in tokens per second, whose logarithm is returned.
     """
     rates_per_s: list[float] = []
     for window, run in zip(windows, runs, strict=True):
-        intervals_of_window = divide_steady_state(window)
-        if not intervals_of_window:
+        time_intervals = divide_steady_state(window)
+        if not time_intervals:
             return EstimateOrReason(None, "no steady-state window")
-        rates_per_s += [_compute_token_rate(run, interval) for interval in intervals_of_window]
+        rates_per_s += [_compute_token_rate(run, interval) for interval in time_intervals]
 
-    estimate = estimate_log_rate(rates_per_s, value)
-    if estimate is None:
+    log_estimate = estimate_log_rate(rates_per_s, value)
+    if log_estimate is None:
         return EstimateOrReason(None, "no tokens in the steady-state window")
-
-    return EstimateOrReason(estimate)
+    return EstimateOrReason(log_estimate)
 
 
 class StandardError(NamedTuple):
@@ -279,23 +279,26 @@ def estimate_percentile_error(latencies: NDArray[np.float64], fraction: float) -
     return _limit_degrees_of_freedom(largest_error, slow_block_count)
 
 
-def _list_log_errors(latencies: NDArray[np.float64], p: float) -> Iterator[StandardError]:
-    """Yield the standard error of the logarithm of a percentile for each of several block counts.
+def _list_log_errors(latencies: NDArray[np.float64], fraction: float) -> Iterator[StandardError]:
+    """Yield the standard error of the logarithm of a percentile for each number of BLOCK_COUNTS.
 
-    A bootstrap is slow for many latencies. Their error follows from the ranks of the latencies.
+    The error is computed by a bootstrap, which is slow. For many latencies, it follows from their
+    ranks instead. The variance among few blocks is too small on average, which is corrected.
 
     Args:
         latencies: Positive latencies, ordered by time.
-        p: The percentile as a fraction, such as 0.99.
+        fraction: The percentile as a fraction, such as 0.99.
     """
     uses_bootstrap = len(latencies) <= MOST_RESAMPLED_SAMPLES
     sorted_latencies = np.sort(latencies)
     for block_count in BLOCK_COUNTS:
         if uses_bootstrap:
-            error = _bootstrap_log_error(latencies, p, block_count)
+            log_error = _bootstrap_log_error(latencies, fraction, block_count)
         else:
-            error = estimate_log_percentile_error(latencies, sorted_latencies, p, block_count)
-        corrected_error = error * _bootstrap_correction(block_count)
+            log_error = estimate_log_percentile_error(
+                latencies, sorted_latencies, fraction, block_count
+            )
+        corrected_error = log_error * _bootstrap_correction(block_count)
         yield StandardError(corrected_error, degrees_of_freedom=block_count - 1.0)
 
 

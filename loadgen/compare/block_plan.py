@@ -60,7 +60,7 @@ def plan_blocks(invocation: Invocation) -> BlockPlan:
     """Return the number and the length of the blocks that --repeat and --duration specify.
 
     --repeat is the number of groups of four blocks, or "auto" to repeat until a precision is
-    reached. --duration is the time of all blocks together.
+    reached. Without it, the number follows from --duration, the time of all blocks together.
 
     Raises:
         UserError: A value is out of range, or two options contradict each other.
@@ -71,15 +71,15 @@ def plan_blocks(invocation: Invocation) -> BlockPlan:
         default_most=DEFAULT_MAX_GROUPS, default_precision=DEFAULT_PRECISION
     )
     total_s = _parse_total_s(invocation["duration"])
-    if repetition is None:
+
+    if repetition is None:  # without --repeat
         max_groups = DEFAULT_GROUPS if total_s is None else _choose_group_count(total_s)
         return BlockPlan(max_groups, block_s=_compute_block_s(total_s, max_groups))
 
     _check_group_count(repetition)
-    is_auto = repetition.count is None
     return BlockPlan(
         max_groups=repetition.max_runs,
-        half_width=repetition.precision if is_auto else None,
+        half_width=repetition.precision if repetition.count is None else None,
         block_s=_compute_block_s(total_s, repetition.max_runs),
         pause_ns=repetition.pause_ns,
     )
@@ -124,20 +124,18 @@ def _check_one_block_length(invocation: Invocation) -> None:
 
 
 def _choose_group_count(total_s: float) -> int:
-    """Return into how many groups of blocks a time is divided.
+    """Return into how many groups of blocks a time is divided, if the user does not specify it.
 
-    Blocks of DEFAULT_BLOCK_S are usual. If fewer than FEWEST_DEFAULT_GROUPS groups of usual blocks
-    fit into the time, the blocks are shorter. Blocks are not shorter than SHORT_BLOCK_S, so a very
-    short time has fewer groups, but at least MIN_GROUPS.
+    There are 10 to 100 groups whose blocks last about 15 s. If the time is too short for 10 such
+    groups, it has 10 groups of shorter blocks. If these blocks would be shorter than 5 s, there are
+    fewer groups of blocks of 5 s, but never fewer than MIN_GROUPS.
     """
-    usual_group_s = BLOCKS_PER_GROUP * DEFAULT_BLOCK_S
-    usual_groups = round(total_s / usual_group_s)
-    if usual_groups >= FEWEST_DEFAULT_GROUPS:
-        return min(usual_groups, MOST_DEFAULT_GROUPS)
+    groups_of_default_blocks = round(total_s / (BLOCKS_PER_GROUP * DEFAULT_BLOCK_S))
+    if groups_of_default_blocks >= FEWEST_DEFAULT_GROUPS:
+        return min(groups_of_default_blocks, MOST_DEFAULT_GROUPS)
 
-    short_group_s = BLOCKS_PER_GROUP * SHORT_BLOCK_S
-    short_groups = int(total_s / short_group_s)
-    return min(max(short_groups, MIN_GROUPS), FEWEST_DEFAULT_GROUPS)
+    groups_of_short_blocks = int(total_s / (BLOCKS_PER_GROUP * SHORT_BLOCK_S))
+    return min(max(groups_of_short_blocks, MIN_GROUPS), FEWEST_DEFAULT_GROUPS)
 
 
 def _parse_total_s(duration: str | None) -> float | None:

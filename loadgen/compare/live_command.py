@@ -149,7 +149,10 @@ def _print_outcome(outcome: LiveOutcome, output_dir: Path, options: LiveOptions)
 
 
 def _print_dry_run(planned: _PlannedLive, invocation: Invocation) -> int:
-    """Print the plan, one block of each side and the size of all blocks. Return the exit code."""
+    """Print what a live comparison would send, and return the exit code.
+
+    The first block of each side is described in detail. All blocks together are counted.
+    """
     from loadgen.runs.planned_runs import print_plans
 
     print_plan(planned.plan)
@@ -303,33 +306,40 @@ def _create_plan(
     invocation: Invocation,
     options: LiveOptions,
 ) -> LivePlan:
-    """Return what is requested, as `live.json` stores it.
+    """Return the plan of a live comparison, as `live.json` stores it.
+
+    Without --seed and a seed in the workload, the plan gets a random seed.
 
     Args:
         source: The workload as it was typed, or the trace or data set in place of one.
         workload: The load of a block.
-        settings: The settings of each side.
+        settings: The settings of each side. They differ only in the target.
         blocks: The number and the length of the blocks.
         invocation: The options of the load.
         options: The other options.
     """
-    any_settings = settings[FIRST_SIDE]
+    settings_a = settings[FIRST_SIDE]
+    settings_b = settings[OTHER_SIDE]
     return LivePlan(
+        # The load.
         workload=source,
         source_text=workload.source_text,
-        targets=(any_settings.display_name, settings[OTHER_SIDE].display_name),
-        options=_describe_load_options(invocation, any_settings),
+        targets=(settings_a.display_name, settings_b.display_name),
+        options=_describe_load_options(invocation, settings_a),
         seed=seeds.random_seed() if workload.seed is None else workload.seed,
+        # The blocks.
         max_groups=blocks.max_groups,
         half_width=blocks.half_width,
         block_s=blocks.block_s,
         pause_ns=blocks.pause_ns,
+        # The comparison.
         confidence=options.confidence,
         conditions=options.conditions,
         is_beyond_noise=options.is_beyond_noise,
         allows_different_work=options.allows_different_work,
-        metadata=dict(any_settings.metadata),
-        command=any_settings.command,
+        # The command.
+        metadata=dict(settings_a.metadata),
+        command=settings_a.command,
     )
 
 

@@ -40,6 +40,7 @@ from loadgen.compare.thresholds import (
 from loadgen.core import format, run_folder
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
@@ -227,7 +228,7 @@ def compare_groups(
             check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
         ),
         group_changes=tuple(_list_group_changes(estimator, compared.first, compared.other)),
-        short_blocks=_warn_of_short_blocks(plan, (compared.first, compared.other)),
+        short_blocks=_find_short_block_warning(plan, (compared.first, compared.other)),
     )
 
 
@@ -308,11 +309,12 @@ def _list_exclusion_notes(excluded_count: int) -> list[str]:
     return [f"{groups} with an INVALID block left out of the comparison."]
 
 
-def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
-    """Return a warning if a block has not enough time for MIN_RESPONSES_PER_BLOCK responses, or "".
+def _find_short_block_warning(plan: LivePlan, sides: Sequence[Side]) -> str:
+    """Return a warning if blocks are too short to measure a load that is fully built up.
 
-    Such a block mostly measures how its load starts. The time of a response is the median over all
-    blocks.
+    A block should last as long as MIN_RESPONSES_PER_BLOCK responses. The time of a response is the
+    median over all blocks. Return "" if the blocks are long enough, or if the plan does not set
+    their length.
     """
     if plan.block_s is None:
         return ""
@@ -323,8 +325,7 @@ def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
     if not has_requests:
         return f"Blocks of {block_length} are too short to measure any request. Use a longer -d."
 
-    responses_ms = [summary.e2e_ms.p50 for summary in summaries if summary.e2e_ms.p50 is not None]
-    response_s = statistics.median(responses_ms) / MS_PER_S if responses_ms else 0.0
+    response_s = _find_median_response_s(summaries)
     needed_s = MIN_RESPONSES_PER_BLOCK * response_s
     if plan.block_s >= needed_s:
         return ""
@@ -334,6 +335,12 @@ def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
         f"{format.duration(response_s)} each, so they mostly show how a load starts. "
         f"Use {format_needed_duration(needed_s, plan.max_groups)} or more."
     )
+
+
+def _find_median_response_s(summaries: Sequence[Summary]) -> float:
+    """Return the median over all runs of their median E2E latency in s, or 0 if none has one."""
+    responses_ms = [summary.e2e_ms.p50 for summary in summaries if summary.e2e_ms.p50 is not None]
+    return statistics.median(responses_ms) / MS_PER_S if responses_ms else 0.0
 
 
 def _list_group_changes(

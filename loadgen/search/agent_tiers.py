@@ -148,20 +148,23 @@ def _check_folder_names(stored: StoredTiers, path: Path) -> None:
 
 
 def update_tiers(output_dir: Path, stored: StoredTiers) -> StoredTiers:
-    """Return the tiers of a folder with the current results of their searches.
+    """Return the content of `tiers.json` with the current results of the searches.
 
     A tier stands for limits on latency. A search finds how many agents the server can serve within
-    these limits, and stores its result in a folder of its own.
+    these limits, and stores its result in a folder of its own. The result of a tier whose search
+    has not ended stays as it is.
     """
     searches = [_read_search(output_dir / result.folder) for result in stored.tiers]
-    results = [
-        result if search is None else _update_result(output_dir, result, search)
-        for result, search in zip(stored.tiers, searches, strict=True)
-    ]
+    updated_results = []
+    for result, search in zip(stored.tiers, searches, strict=True):
+        if search is None:
+            updated_results.append(result)
+        else:
+            updated_results.append(_update_result(output_dir, result, search))
+
+    resume_command = _find_resume_command(output_dir, stored, searches)
     return msgspec.structs.replace(
-        stored,
-        tiers=tuple(results),
-        resume_command=_find_resume_command(output_dir, stored, searches),
+        stored, tiers=tuple(updated_results), resume_command=resume_command
     )
 
 

@@ -103,7 +103,7 @@ class _RecordedTokenCounter:
         )
 
     def _count_messages(self, messages: Iterable[Message]) -> int:
-        """Return the tokens of all texts in some messages."""
+        """Return the tokens of messages: their texts, their reasoning and their tool calls."""
         texts = itertools.chain.from_iterable(_message_texts(message) for message in messages)
         return sum(self._tokenizer.count(text) for text in texts)
 
@@ -343,12 +343,6 @@ class TrajectoryPrompts:
         # None is a request without any limit.
         default_limit = DEFAULT_OUTPUT_LIMIT if self._has_default_limit else None
         return OutputLength(default_limit, is_exact=False)
-
-    def _message_tokens(self, messages: Iterable[Message]) -> int:
-        """Return the tokens of messages: their texts, their reasoning and their tool calls."""
-        return sum(
-            self._tokenizer.count(text) for message in messages for text in _message_texts(message)
-        )
 
     # -- messages --------------------------------------------------------------------------------
 

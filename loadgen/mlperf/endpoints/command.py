@@ -213,14 +213,16 @@ def check_rules(
     from loadgen.mlperf.endpoints.submission_package import write_package
     from loadgen.mlperf.endpoints.system_files import add_stated_metadata
 
-    stated_metadata = read_stated_metadata(facts)
+    stated_metadata = read_stated_metadata(facts)  # raises for a wrong file before anything is read
     stored_curve = read_curve(folder)
     warn_if_changed(folder)
 
+    # The checks of the rules.
     result = measure_curve(folder, stored_curve)
     check = check_curve(result)
     print_result(check, check_text.create_report(check), as_json=as_json, full=full)
 
+    # The files of a submission. They also have what the user stated about the system.
     if package is not None:
         result_with_facts = add_stated_metadata(result, stated_metadata)
         root = write_package(package, result_with_facts)

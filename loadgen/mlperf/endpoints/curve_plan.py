@@ -66,27 +66,53 @@ def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir:
 
     is_resumed = (output_dir / CURVE_FILE).is_file()
     if is_resumed:
-        requests = read_curve(output_dir).requests
+        request_counts = read_curve(output_dir).requests
     else:
         plan = _plan_requests(request, data, curve, settings, max_point_s)
-        requests = {planned.point.name: planned.requests for planned in plan.points}
+        request_counts = {planned.point.name: planned.requests for planned in plan.points}
 
+    stored_curve = _create_stored_curve(
+        request, data, curve, settings, request_counts=request_counts, max_point_s=max_point_s
+    )
+    execute = invocation.executor(display.event_handlers)
+    return CurveRun(stored_curve, data, settings, output_dir, execute, display)
+
+
+def _create_stored_curve(
+    request: CurveRequest,
+    data: CurveData,
+    curve: Curve,
+    settings: Settings,
+    *,
+    request_counts: dict[str, int],
+    max_point_s: float,
+) -> StoredCurve:
+    """Return the description of a curve that is stored with its results.
+
+    Args:
+        request: The curve as the user requested it.
+        data: The samples.
+        curve: The measurement points.
+        settings: The server, and how requests are sent.
+        request_counts: How many requests each point sends, by the name of the point.
+        max_point_s: The limit on the time of one run, in seconds.
+    """
     provisioned_power_kw = request.provisioned_power_kw
     if provisioned_power_kw is None:
         provisioned_power_kw = read_provisioned_kw(dict(settings.metadata))
 
-    benchmark = find_benchmark(options.benchmark)
-    stored_curve = StoredCurve(
+    options = request.options
+    return StoredCurve(
         # The benchmark.
         benchmark=options.benchmark,
-        model=benchmark.model,
+        model=find_benchmark(options.benchmark).model,
         data_name=data.name,
         dataset_size=data.size,
         seed_set=options.seed_set,
         target_cohort=find_seed_set(options.seed_set).cohort,
         # The load.
         curve=curve,
-        requests=requests,
+        requests=request_counts,
         max_point_s=max_point_s,
         # The system.
         target=settings.display_name,
@@ -94,8 +120,6 @@ def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir:
         provisioned_power_kw=provisioned_power_kw,
         command=settings.command,
     )
-    execute = invocation.executor(display.event_handlers)
-    return CurveRun(stored_curve, data, settings, output_dir, execute, display)
 
 
 def _plan_requests(
@@ -119,10 +143,17 @@ def _plan_requests(
         seed_set=options.seed_set,
         target_cohort=find_seed_set(options.seed_set).cohort,
         max_point_s=max_point_s,
-        price_per_hour=None,
+        price_per_hour=None,  # only the command `plan` computes a cost
         currency="",
     )
     plan = plan_curve(curve, rates, plan_settings, rate_source="", is_simulated=settings.virtual)
+    _print_plan(plan)
+    _check_complete_passes(plan, options)
+    return plan
+
+
+def _print_plan(plan: CurvePlan) -> None:
+    """Print the rules that a curve does not meet, and the requests and the time of each point."""
     for problem in plan.problems:
         print_status(f"warning: the curve does not meet the rules: {problem}")
 
@@ -131,9 +162,6 @@ def _plan_requests(
             f"{planned.point.name}: {planned.passes} passes, {planned.requests:,} requests, about "
             f"{format.duration(planned.duration_s)}"
         )
-
-    _refuse_incomplete_passes(plan, options)
-    return plan
 
 
 def _find_expected_rates(
@@ -152,7 +180,7 @@ def _find_expected_rates(
     return rate_sources.measure_rates(curve.points, data, seed_set, settings)
 
 
-def _refuse_incomplete_passes(plan: CurvePlan, options: CurveOptions) -> None:
+def _check_complete_passes(plan: CurvePlan, options: CurveOptions) -> None:
     """Check that the limit on time is long enough to send the data set once at each point.
 
     Section 6.4 of the rules requires at least one complete pass over the data set.

@@ -11,7 +11,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.mlperf.endpoints import rules
-from loadgen.mlperf.endpoints.regions import REGION_NAMES, Region, Regions, compute_regions
+from loadgen.mlperf.endpoints.regions import REGION_NAMES, Regions, compute_regions
 
 OfflineChoice = Literal["dedicated", "elected"]
 """How a curve gets its Offline result: by a run, or from the point at C_max (section 5.7.2)."""
@@ -123,34 +123,41 @@ def build_curve(
     ordered = sorted(set(concurrencies))
     c_min = ordered[0]
     regions = compute_regions(c_min, c_max)
+    _check_elected_point(ordered, c_max, offline)
 
-    # The points that the rules require have the highest concurrency of their region.
-    concurrencies_by_region = _by_region(ordered, regions)
-    mandatory = {max(in_region) for in_region in concurrencies_by_region.values()}
+    mandatory_concurrencies = _find_highest_by_region(ordered, regions).values()
+    points = []
+    for concurrency in ordered:
+        region = regions.find(concurrency)
+        is_elected = offline == "elected" and concurrency == c_max
+        point = CurvePoint(
+            name=f"r{concurrency}",
+            concurrency=concurrency,
+            region=None if region is None else region.name,
+            offline="elected" if is_elected else "none",
+            is_mandatory=concurrency in mandatory_concurrencies,
+            min_window_s=rules.minimum_window_s(concurrency),
+        )
+        points.append(point)
 
-    is_elected = offline == "elected"
-    if is_elected and c_max not in ordered:
+    if offline == "dedicated":
+        points.append(_offline_run(dataset_size))
+    return Curve(c_min=c_min, c_max=c_max, regions=regions, points=tuple(points))
+
+
+def _check_elected_point(concurrencies: Sequence[int], c_max: int, offline: OfflineChoice) -> None:
+    """Check that a curve has the point that is elected as the Offline result, if one is.
+
+    Raises:
+        UserError: The point at `c_max` is elected, but no point is there.
+    """
+    if offline == "elected" and c_max not in concurrencies:
         raise UserError(
             "missing_value",
             f"the Offline result should be that of C_max, but no point is at {c_max}",
             "--offline elected",
             f"add {c_max} to --concurrency",
         )
-
-    points = [
-        CurvePoint(
-            name=f"r{concurrency}",
-            concurrency=concurrency,
-            region=_region_name(regions.find(concurrency)),
-            offline="elected" if is_elected and concurrency == c_max else "none",
-            is_mandatory=concurrency in mandatory,
-            min_window_s=rules.minimum_window_s(concurrency),
-        )
-        for concurrency in ordered
-    ]
-    if offline == "dedicated":
-        points.append(_offline_run(dataset_size))
-    return Curve(c_min=c_min, c_max=c_max, regions=regions, points=tuple(points))
 
 
 def _offline_run(dataset_size: int) -> CurvePoint:
@@ -165,19 +172,17 @@ def _offline_run(dataset_size: int) -> CurvePoint:
     )
 
 
-def _by_region(concurrencies: Sequence[int], regions: Regions) -> dict[str, list[int]]:
-    """Return the concurrencies that lie in each region, by the name of the region."""
-    grouped: dict[str, list[int]] = {}
-    for concurrency in concurrencies:
+def _find_highest_by_region(concurrencies: Sequence[int], regions: Regions) -> dict[str, int]:
+    """Return the highest concurrency in each region, by the name of the region.
+
+    Regions without any of the concurrencies are left out.
+    """
+    highest_by_region: dict[str, int] = {}
+    for concurrency in sorted(concurrencies):
         region = regions.find(concurrency)
         if region is not None:
-            grouped.setdefault(region.name, []).append(concurrency)
-    return grouped
-
-
-def _region_name(region: Region | None) -> str | None:
-    """Return the name of a region, or None outside of all regions."""
-    return None if region is None else region.name
+            highest_by_region[region.name] = concurrency
+    return highest_by_region
 
 
 def required_points(offline: OfflineChoice) -> int:
@@ -190,18 +195,36 @@ def required_points(offline: OfflineChoice) -> int:
 def find_structure_problems(curve: Curve) -> Iterator[str]:
     """Yield a sentence for each rule that the measurement points of a curve do not meet.
 
-    These rules are about the number of points, and about their concurrencies.
+    These rules are about the number of points, and about their concurrencies. A curve may end with
+    an Offline run, which has all samples of the data set in flight.
     """
+    yield from _find_count_problems(curve)
+    yield from _find_concurrency_problems(curve)
+
     last_point = curve.points[-1]
-    has_offline_run = last_point.is_offline_run
-    least = required_points("dedicated" if has_offline_run else "elected")
+    if last_point.is_offline_run and last_point.concurrency < curve.c_max:
+        yield (
+            f"the data set has {last_point.concurrency:,} samples, fewer than C_max, so an "
+            "Offline run cannot reach that concurrency (section 5.7.2); use --offline elected"
+        )
+
+
+def _find_count_problems(curve: Curve) -> Iterator[str]:
+    """Yield a sentence if a curve has too few or too many points."""
+    has_offline_run = curve.points[-1].is_offline_run
+    least_count = required_points("dedicated" if has_offline_run else "elected")
     count = len(curve.points)
-    if count < least:
-        yield f"{count} points, but a curve has at least {least} (section 5.3)"
+    if count < least_count:
+        yield f"{count} points, but a curve has at least {least_count} (section 5.3)"
     if count > rules.MAX_POINTS:
         yield f"{count} points, but a curve has at most {rules.MAX_POINTS} (section 5.6)"
 
-    # Each region (a range of concurrencies) needs a point.
+
+def _find_concurrency_problems(curve: Curve) -> Iterator[str]:
+    """Yield a sentence for each region without a point, and for each concurrency that is too high.
+
+    A region is a range of concurrencies up to C_max. Points may exceed C_max only by a margin.
+    """
     covered_regions = {point.region for point in curve.points}
     for region in curve.regions.regions:
         needs_point = region.name in REGION_NAMES
@@ -209,7 +232,6 @@ def find_structure_problems(curve: Curve) -> Iterator[str]:
             concurrencies = format.value_range(str(region.start), str(region.end))
             yield f"no point in the {region.label} region, {concurrencies} (section 5.3)"
 
-    # Points may exceed C_max, the highest concurrency of the regions, only by a margin.
     for point in curve.fixed_points:
         is_in_range = point.region is not None or curve.regions.is_in_margin(point.concurrency)
         if not is_in_range:
@@ -217,10 +239,3 @@ def find_structure_problems(curve: Curve) -> Iterator[str]:
                 f"{point.concurrency} is above C_max and its margin, {curve.regions.margin_end} "
                 "(section 5.4)"
             )
-
-    # An Offline run has all samples in flight.
-    if has_offline_run and last_point.concurrency < curve.c_max:
-        yield (
-            f"the data set has {last_point.concurrency:,} samples, fewer than C_max, so an "
-            "Offline run cannot reach that concurrency (section 5.7.2); use --offline elected"
-        )

@@ -115,12 +115,12 @@ def _names(points: Sequence[PointResult]) -> str:
 
 
 def _check_points(
+    *,
     section: str,
     rule: str,
     points: Sequence[PointResult],
     is_met: Callable[[PointResult], bool],
     describe: Callable[[PointResult], str],
-    *,
     otherwise: Outcome = "missed",
 ) -> RuleCheck:
     """Check a rule that each measurement point has to meet.
@@ -131,7 +131,8 @@ def _check_points(
         points: The measurement points that the rule applies to.
         is_met: Returns whether a point meets the rule.
         describe: Returns the value of a point that does not meet the rule.
-        otherwise: The outcome if a point does not meet the rule.
+        otherwise: The outcome if a point does not meet the rule. "flagged" if the reviewers may
+            accept a reason for it.
     """
     if not points:
         return RuleCheck(
@@ -175,11 +176,11 @@ def _check_client_and_model(result: CurveResult) -> Iterator[RuleCheck]:
     )
     if seed_set is not None:
         yield _check_points(
-            "2.1.1",
-            "the order of samples has the seed of the seed set",
-            result.points,
-            lambda point: point.load.seed == seed_set.sample_index_rng_seed,
-            lambda point: f"seed {point.load.seed}",
+            section="2.1.1",
+            rule="the order of samples has the seed of the seed set",
+            points=result.points,
+            is_met=lambda point: point.load.seed == seed_set.sample_index_rng_seed,
+            describe=lambda point: f"seed {point.load.seed}",
         )
 
     yield _check_salts(result.points)
@@ -237,37 +238,37 @@ def _check_metrics(result: CurveResult) -> Iterator[RuleCheck]:
     fixed = result.fixed_results
 
     yield _check_points(
-        "4.1",
-        "TPOT p90 is positive, for tokens/s per user",
-        fixed,
-        lambda point: (point.metrics.tpot_p90_ms or 0) > 0,
-        lambda _: "no TPOT",
+        section="4.1",
+        rule="TPOT p90 is positive, for tokens/s per user",
+        points=fixed,
+        is_met=lambda point: (point.metrics.tpot_p90_ms or 0) > 0,
+        describe=lambda _: "no TPOT",
         otherwise="flagged",
     )
     yield _check_points(
-        "4.1",
-        "TTFT p90 is reported",
-        fixed,
-        lambda point: point.metrics.ttft_p90_ms is not None,
-        lambda _: "no TTFT",
+        section="4.1",
+        rule="TTFT p90 is reported",
+        points=fixed,
+        is_met=lambda point: point.metrics.ttft_p90_ms is not None,
+        describe=lambda _: "no TTFT",
         otherwise="flagged",
     )
     yield from _list_accuracy_rules(result)
 
     yield _check_points(
-        "4.4",
-        "the steady window is the result, over at least 4 passes",
-        fixed,
-        lambda point: point.has_official_window,
-        _describe_state,
+        section="4.4",
+        rule="the steady window is the result, over at least 4 passes",
+        points=fixed,
+        is_met=lambda point: point.has_official_window,
+        describe=_describe_state,
         otherwise="flagged",
     )
     yield _check_points(
-        "4.4",
-        "the run is steady",
-        fixed,
-        lambda point: point.verdict == "steady",
-        lambda point: point.verdict,
+        section="4.4",
+        rule="the run is steady",
+        points=fixed,
+        is_met=lambda point: point.verdict == "steady",
+        describe=lambda point: point.verdict,
         otherwise="flagged",
     )
     yield _check_power(result)
@@ -347,17 +348,22 @@ def _check_power(result: CurveResult) -> RuleCheck:
 
 def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
     """Yield the checks of section 5 on the measured points: their number and their regions."""
-    curve = result.curve.curve
-    count = len(result.points)
+    yield from _check_point_count(result)
+    yield from _check_regions(result)
+    yield from _check_highest_concurrency(result)
 
-    # The number of points. A curve without an Offline run needs one point less.
-    has_offline_run = curve.points[-1].is_offline_run
-    least = required_points("dedicated" if has_offline_run else "elected")
+
+def _check_point_count(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of the number of points. A curve without an Offline run needs one less."""
+    planned_points = result.curve.curve.points
+    count = len(result.points)
+    has_offline_run = planned_points[-1].is_offline_run
+    least_count = required_points("dedicated" if has_offline_run else "elected")
     yield RuleCheck(
         section="5.3",
-        rule=f"at least {least} points",
-        outcome=_outcome(count >= least),
-        value=f"{count} measured of {len(curve.points)} planned",
+        rule=f"at least {least_count} points",
+        outcome=_outcome(count >= least_count),
+        value=f"{count} measured of {len(planned_points)} planned",
     )
     yield RuleCheck(
         section="5.6",
@@ -366,18 +372,23 @@ def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
         value=str(count),
     )
 
-    # A point in each region, which is a range of concurrencies.
-    for region in curve.regions.regions:
-        inside = [point for point in result.fixed_results if point.point.region == region.name]
+
+def _check_regions(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield for each region, a range of concurrencies, the check that it has a measured point."""
+    for region in result.curve.curve.regions.regions:
+        points = [point for point in result.fixed_results if point.point.region == region.name]
         concurrencies = format.value_range(str(region.start), str(region.end))
         yield RuleCheck(
             section="5.3",
             rule=f"a point in {region.label}, {concurrencies}",
-            outcome=_outcome(bool(inside)),
-            value=_names(inside) or "none",
+            outcome=_outcome(bool(points)),
+            value=_names(points) or "none",
         )
 
-    # The highest concurrency of the curve, C_max, and of its points.
+
+def _check_highest_concurrency(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of C_max, the highest concurrency of a curve, and of points above it."""
+    curve = result.curve.curve
     yield RuleCheck(
         section="5.4",
         rule="C_max is above 32, and above 33 without an approval",
@@ -385,11 +396,11 @@ def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
         value=f"C_max {curve.c_max:,}, C_min {curve.c_min}",
     )
     yield _check_points(
-        "5.4",
-        f"every concurrency is at most {curve.regions.margin_end:,}",
-        result.fixed_results,
-        lambda point: point.point.concurrency <= curve.regions.margin_end,
-        lambda point: f"{point.point.concurrency:,}",
+        section="5.4",
+        rule=f"every concurrency is at most {curve.regions.margin_end:,}",
+        points=result.fixed_results,
+        is_met=lambda point: point.point.concurrency <= curve.regions.margin_end,
+        describe=lambda point: f"{point.point.concurrency:,}",
         otherwise="flagged",
     )
 
@@ -481,59 +492,58 @@ def _check_loads(result: CurveResult) -> Iterator[RuleCheck]:
         value=f"{size:,}: {result.curve.data_name}",
     )
     yield _check_points(
-        "6.1",
-        "a fixed concurrency, or all queries at once in Offline",
-        points,
-        lambda point: point.load.concurrency == point.point.concurrency,
-        lambda point: f"{point.load.concurrency} in flight",
+        section="6.1",
+        rule="a fixed concurrency, or all queries at once in Offline",
+        points=points,
+        is_met=lambda point: point.load.concurrency == point.point.concurrency,
+        describe=lambda point: f"{point.load.concurrency} in flight",
     )
     yield _check_points(
-        "6.2",
-        "the steady window lasts 600 s up to a concurrency of 32, 1,200 s above it",
-        points,
-        lambda point: _judged_duration_s(point) >= point.point.min_window_s,
-        lambda point: format.duration(_judged_duration_s(point)),
+        section="6.2",
+        rule="the steady window lasts 600 s up to a concurrency of 32, 1,200 s above it",
+        points=points,
+        is_met=lambda point: _judged_duration_s(point) >= point.point.min_window_s,
+        describe=lambda point: format.duration(_judged_duration_s(point)),
         otherwise="flagged",
     )
     yield _check_points(
-        "6.3",
-        "a warm-up of at most 24 h, without samples of the data set",
-        points,
-        lambda point: not point.load.has_warmup,
-        lambda _: "with a warm-up",
+        section="6.3",
+        rule="a warm-up of at most 24 h, without samples of the data set",
+        points=points,
+        is_met=lambda point: not point.load.has_warmup,
+        describe=lambda _: "with a warm-up",
         otherwise="flagged",
     )
 
 
 def _check_passes(result: CurveResult) -> Iterator[RuleCheck]:
-    """Yield the checks of the passes of each run, which send each sample of the data set once.
+    """Yield the checks of how each run sends the data set: in complete passes, with streaming.
 
-    The last check is about the streaming of responses.
+    A pass sends each sample of the data set once.
     """
     size = result.curve.dataset_size
-    points = result.points
     yield _check_points(
-        "6.4",
-        f"complete passes of the data set of {size:,} samples",
-        points,
-        lambda point: point.issued > 0 and point.issued % size == 0,
-        lambda point: f"{point.issued:,} queries",
+        section="6.4",
+        rule=f"complete passes of the data set of {size:,} samples",
+        points=result.points,
+        is_met=lambda point: point.issued > 0 and point.issued % size == 0,
+        describe=lambda point: f"{point.issued:,} queries",
         otherwise="flagged",
     )
     yield _check_points(
-        "6.4",
-        "at least one pass completed",
-        points,
-        lambda point: point.completed >= size,
-        lambda point: f"{point.completed:,} of {size:,}",
+        section="6.4",
+        rule="at least one pass completed",
+        points=result.points,
+        is_met=lambda point: point.completed >= size,
+        describe=lambda point: f"{point.completed:,} of {size:,}",
         otherwise="flagged",
     )
     yield _check_points(
-        "6.5",
-        "responses are streamed",
-        result.fixed_results,
-        lambda point: point.load.is_streaming,
-        lambda _: "not streamed",
+        section="6.5",
+        rule="responses are streamed",
+        points=result.fixed_results,
+        is_met=lambda point: point.load.is_streaming,
+        describe=lambda _: "not streamed",
         otherwise="flagged",
     )
 
@@ -545,17 +555,17 @@ def _check_accounting(points: Sequence[PointResult]) -> Iterator[RuleCheck]:
     """
     section = "9.1"
     yield _check_points(
-        section,
-        "completed and failed queries add up to the issued ones",
-        points,
+        section=section,
+        rule="completed and failed queries add up to the issued ones",
+        points=points,
         is_met=lambda point: point.completed + point.failed == point.issued,
         describe=lambda point: f"{point.completed:,} + {point.failed:,} of {point.issued:,}",
         otherwise="flagged",
     )
     yield _check_points(
-        section,
-        "no query failed",
-        points,
+        section=section,
+        rule="no query failed",
+        points=points,
         is_met=lambda point: point.failed == 0,
         describe=lambda point: f"{point.failed:,} failed",
         otherwise="flagged",
@@ -569,9 +579,9 @@ def _check_accounting(points: Sequence[PointResult]) -> Iterator[RuleCheck]:
         value=", ".join(servers) or "no point was measured",
     )
     yield _check_points(
-        section,
-        "the load generator did not distort the measurement",
-        points,
+        section=section,
+        rule="the load generator did not distort the measurement",
+        points=points,
         is_met=lambda point: not point.measurement_errors,
         describe=lambda point: "; ".join(point.measurement_errors),
         otherwise="missed",

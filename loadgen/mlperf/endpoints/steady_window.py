@@ -228,13 +228,13 @@ class _PlateauChoice(NamedTuple):
     """The plateau that is reported as the window.
 
     Attributes:
-        index: Its index in the list of all plateaus.
+        plateau_index: Its index in the list of all plateaus.
         window: The plateau.
         need: How long it has to last.
         is_long_enough: Whether it lasts that long.
     """
 
-    index: int
+    plateau_index: int
     window: SteadyWindow
     need: DurationNeed
     is_long_enough: bool
@@ -307,7 +307,7 @@ def _report_window(
 
     # Whether the run stays steady after the start of the window.
     trends = _find_trends(run, window.first_super_pass)
-    later_plateaus = plateaus[choice.index + 1 :]
+    later_plateaus = plateaus[choice.plateau_index + 1 :]
     level_shift = _find_level_shift(run, window, later_plateaus)
 
     verdict: Verdict = "not found"
@@ -334,7 +334,7 @@ def _report_window(
         super_passes=run.passes.count,
         ramp_up_super_passes=run.ramp_up,
         plateaus=tuple(plateaus),
-        skipped_plateaus=choice.index,
+        skipped_plateaus=choice.plateau_index,
         trends=trends,
         level_shift=level_shift,
     )

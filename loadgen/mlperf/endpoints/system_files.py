@@ -199,23 +199,38 @@ def describe_power(result: CurveResult, *, mark: str) -> JsonObject:
     power_kw = result.curve.provisioned_power_kw
     source = facts.load.metadata.get(POWER_SOURCE_KEY)
     nodes = facts.find_number("nodes")
-    content: JsonObject = {
-        "rehearsal": mark,
-        "system_desc_id": system_directory_name(result),
-        "cooling": _cooling_class(facts.find_text("accelerator.cooling")),
-    }
-    if power_kw is not None:
-        content["provisioned_power_kw"] = power_kw
+
+    declared_power: JsonObject = {}
     if power_kw is not None and source is not None:
-        content["declared_provisioned_power"] = _sourced_power(power_kw, source)
-        if nodes is not None:
-            power_of_node = _sourced_power(power_kw / nodes, source)
-            content["node_sets"] = [_node_set(nodes, power_of_node)]
+        declared_power = _declare_power(power_kw, source, nodes)
 
     # The network between several nodes also needs power, which a system file does not state.
-    if nodes == 1:
-        content["scale_out"] = {"present": False}
-    return _without_unknown(content)
+    has_single_node = nodes == 1
+    return _without_unknown(
+        {
+            "rehearsal": mark,
+            "system_desc_id": system_directory_name(result),
+            "cooling": _cooling_class(facts.find_text("accelerator.cooling")),
+            "provisioned_power_kw": power_kw,
+            **declared_power,
+            "scale_out": {"present": False} if has_single_node else None,
+        }
+    )
+
+
+def _declare_power(power_kw: float, source: str, nodes: int | None) -> JsonObject:
+    """Return the fields that declare the power of a system, and of each node if they are counted.
+
+    Args:
+        power_kw: The power of the whole system.
+        source: The public document that states it.
+        nodes: The number of nodes, which all have the same power. None if it is not stated.
+    """
+    fields: JsonObject = {"declared_provisioned_power": _sourced_power(power_kw, source)}
+    if nodes is not None:
+        power_of_node = _sourced_power(power_kw / nodes, source)
+        fields["node_sets"] = [_node_set(nodes, power_of_node)]
+    return fields
 
 
 def _sourced_power(power_kw: float, source: str) -> JsonObject:
