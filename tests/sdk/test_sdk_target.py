@@ -153,6 +153,7 @@ def test_user_and_password_become_basic_auth() -> None:
     assert target.redacted == "http://***@host/v1?key=***&api-version=7"
     assert target.base_url == "http://host/v1"
     assert target.redact("no p%3Ass, no p:ss, no topsecret") == "no ***, no ***, no ***"
+    assert target.hide_secrets("no p:ss,\n\tno topsecret") == "no ***,\n\tno ***"
 
 
 @pytest.mark.parametrize("key", ["a\nb", "schlüssel", "a\x00b"])

@@ -185,6 +185,7 @@ class Driver:
         self._reactor = resources.reactor
         self._record_log = resources.record_log
         self._redact = resources.redact
+        self._hide_keys = resources.hide_keys
         self._class_header_lines = resources.header_lines
         self._find_question = resources.find_question
         self._unbuilt_slot_ids_by_stage = resources.unbuilt_slot_ids
@@ -623,7 +624,7 @@ class Driver:
         question = self._find_question(slot_id)
         if question is None or completion.failure is not None:
             return
-        response = create_recorded_response(slot_id, question, completion, self._redact)
+        response = create_recorded_response(slot_id, question, completion, self._hide_keys)
         self._record_log.add_answer(response)
 
     def _record_unsent_slot(self, slot: DispatchedSlot) -> None:

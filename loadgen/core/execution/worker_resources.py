@@ -17,7 +17,7 @@ from loadgen_sdk.transport.host_resources import raise_file_limit
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.reactor import Reactor
 from loadgen_sdk.transport.request_timelines import RequestTimelines
-from loadgen_sdk.transport.target import header_secrets
+from loadgen_sdk.transport.target import Target, header_secrets
 from msgspec import Struct, field
 
 from loadgen.core import child_process
@@ -90,7 +90,8 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
         unbuilt_slot_ids: For each stage, the ids of the slots whose bodies are still to be built,
             in ascending order. Empty if a separate process builds the bodies.
         record_log: The record log.
-        redact: Removes API keys from a text.
+        redact: Removes API keys from a text, and makes it one line that is safe for a terminal.
+        hide_keys: Removes API keys from a response that is checked, and keeps its line breaks.
     """
 
     reactor: Reactor
@@ -102,6 +103,7 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
     unbuilt_slot_ids: Sequence[Iterator[int]]
     record_log: RecordLog
     redact: Callable[[str], str] = str
+    hide_keys: Callable[[str], str] = str
 
 
 @contextlib.asynccontextmanager
@@ -153,7 +155,8 @@ async def open_resources(
             bodies=bodies,
             unbuilt_slot_ids=unbuilt_slot_ids,
             record_log=record_log,
-            redact=_create_redactor(job),
+            redact=_create_redactor(job, Target.redact),
+            hide_keys=_create_redactor(job, Target.hide_secrets),
         )
         with _target_errors(where=first_target):
             await _open_connections(pools, connections_to_open(worker_schedule))
@@ -291,17 +294,21 @@ async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list
     return unbuilt_slot_ids
 
 
-def _create_redactor(job: Job) -> Callable[[str], str]:
+def _create_redactor(job: Job, redact_for: Callable[..., str]) -> Callable[[str], str]:
     """Return a function that removes all API keys of a job from a text.
 
     Servers repeat keys in error messages, and records must not contain them.
+
+    Args:
+        job: The job.
+        redact_for: Removes the secrets of a target, and others that follow the text, from a text.
     """
     api_keys = [endpoint.api_key for endpoint in job.settings.endpoints]
     secrets = [*api_keys, *header_secrets(job.settings.headers)]
 
     def redact(text: str) -> str:
         for probe_result in job.probe_results:
-            text = probe_result.target.redact(text, *secrets)
+            text = redact_for(probe_result.target, text, *secrets)
         return text
 
     return redact

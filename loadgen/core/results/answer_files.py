@@ -110,7 +110,7 @@ class AnswerOutcomes(NamedTuple):
 
 
 def create_recorded_response(
-    slot: int, question: int, completion: Completion, redact: Callable[[str], str]
+    slot: int, question: int, completion: Completion, hide_keys: Callable[[str], str]
 ) -> RecordedResponse:
     """Return the text and the tool calls of a response as a record for a file.
 
@@ -118,14 +118,14 @@ def create_recorded_response(
         slot: The number of the request.
         question: The index of the question that was sent.
         completion: The response.
-        redact: Removes API keys from a text.
+        hide_keys: Removes API keys from a text and changes nothing else, such as line breaks.
     """
-    text = redact(completion.text or "")
+    text = hide_keys(completion.text or "")
 
     calls = []
     for call in completion.tool_calls:
-        tool_name = redact(str(call["name"]))
-        arguments = redact(str(call["arguments"]))
+        tool_name = hide_keys(str(call["name"]))
+        arguments = hide_keys(str(call["arguments"]))
         calls.append(RecordedCall(name=tool_name, arguments=arguments))
 
     return RecordedResponse(slot=slot, question=question, text=text, calls=tuple(calls))

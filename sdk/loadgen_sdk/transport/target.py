@@ -233,8 +233,16 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         hidden. Control characters are escaped, so that the text is one line and harmless to a
         terminal.
         """
+        return escape_controls(self.hide_secrets(text, *secrets))
+
+    def hide_secrets(self, text: str, *secrets: str | None) -> str:
+        """Return the text of a server without secrets, and with its line breaks.
+
+        The secrets of this URL, those in `secrets`, and everything that looks like a key are
+        hidden. The text must be escaped before it is shown on a terminal.
+        """
         spellings = _spellings(secret for secret in secrets if secret)
-        return escape_controls(redact(text, (*self.secrets, *spellings)))
+        return redact(text, (*self.secrets, *spellings))
 
 
 # -- checking and splitting a URL --------------------------------------------------------------
