@@ -120,6 +120,16 @@ class SimOptions:
             max=1,
         ),
     ] = 0.0
+    answers: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help=(
+                "Answer the questions of this file rightly (chat and completions APIs), for "
+                "loadgen run --check-answers FILE."
+            ),
+        ),
+    ] = ""
     faults: Annotated[
         str,
         typer.Option(

@@ -111,11 +111,11 @@ def simulate_response(
         return RecordedResponse(slot=slot, question=question, text=text)
 
     # The text has the arguments of the tool.
-    call = RecordedCall(name=_tool_to_call(known), arguments=text)
+    call = RecordedCall(name=tool_to_call(known), arguments=text)
     return RecordedResponse(slot=slot, question=question, text="", calls=(call,))
 
 
-def _tool_to_call(known: KnownAnswer) -> str:
+def tool_to_call(known: KnownAnswer) -> str:
     """Return the name of the expected tool, or of the first tool if any tool is right."""
     if known.expected:
         return known.expected
@@ -128,7 +128,7 @@ def right_response_text(known: KnownAnswer) -> str:
         case "similarity":
             return known.references[0]
         case "tool_call":
-            arguments_schema = known.tools[_tool_to_call(known)]
+            arguments_schema = known.tools[tool_to_call(known)]
             return _encode_example(arguments_schema)
         case "json":
             return known.expected or _encode_example(known.schema or {})

@@ -25,6 +25,8 @@ from loadgen.sim.server.wire_format import (
     ParsedRequest,
     ResponseContext,
     ResponseFormatter,
+    completion_text,
+    escape_json,
     format_chunk_around_word,
     format_sse_event,
     split_at_placeholder,
@@ -121,7 +123,7 @@ class CompletionFormatter(ResponseFormatter):
             filler: Additional text after the tokens, for the injected failure `oversized`.
         """
         text = self._encode_tokens(start, stop)
-        if self._request.called_tool:
+        if self._request.called_tool and not self._request.answer_tokens:
             # The text of the completion is the argument of the tool call: `{"input": "..."}`. The
             # first event begins this JSON object, and the last event ends it.
             if start == 0:
@@ -288,10 +290,12 @@ class CompletionFormatter(ResponseFormatter):
     def _encode_tokens(self, start: int, stop: int) -> bytes:
         """Return the bytes of tokens `start` to `stop` as they are in the JSON of an event.
 
-        These are words, which need no escapes. If the request has `detokenize` false, they are
-        token ids separated by commas.
+        These are words, which need no escapes, or the text of a right answer. If the request has
+        `detokenize` false, they are token ids separated by commas.
         """
         digest = self._request.digest
+        if self._request.detokenize and self._request.answer_tokens:
+            return escape_json(completion_text(self._request, start, stop))
         if self._request.detokenize:
             return token_text(digest, start, stop)
         return b",".join([b"%d" % token_id for token_id in token_ids(digest, start, stop)])
@@ -340,7 +344,7 @@ class CompletionFormatter(ResponseFormatter):
             ids = token_ids(request.digest, 0, request.output_tokens)
             return {"text": "", "token_ids": ids}
 
-        text = token_text(request.digest, 0, request.output_tokens).decode()
+        text = completion_text(request, 0, request.output_tokens)
         if self._is_chat:
             return {"message": self._build_message(text)}
 
@@ -359,7 +363,9 @@ class CompletionFormatter(ResponseFormatter):
 
         called_tool = self._request.called_tool
         if called_tool:
-            arguments = msgspec.json.encode({"input": text}).decode()
+            # A right answer is complete JSON. Other texts are the value of an argument.
+            has_arguments = bool(self._request.answer_tokens)
+            arguments = text if has_arguments else msgspec.json.encode({"input": text}).decode()
             call = {
                 "id": self._tool_call_id(),
                 "type": "function",

@@ -44,6 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Counters of speculative decoding with this many tokens per step; 0: no such counters.
     accepted_length: float = 0.0
     draft_tokens: int = 3  # of each draft, with accepted_length
+    answers: str = ""  # file of questions; those in it are answered rightly (chat, completions)
     faults: str = ""
     api_key_file: str = ""  # requests to /v1/ with another key than the one in this file get 401
     cert: str = ""  # PEM files; both given: TLS

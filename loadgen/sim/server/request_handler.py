@@ -41,6 +41,7 @@ from loadgen.sim.server.responses_api import (
     StoredResponses,
     parse_responses_request,
 )
+from loadgen.sim.server.right_answers import RightAnswers
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
 from loadgen.sim.server.speculation_counters import create_speculation_counters
 from loadgen.sim.server.wire_format import Api, ParsedRequest, ResponseContext, ResponseFormatter
@@ -86,6 +87,7 @@ class RequestHandler:
         self._failure_plan = parse_failure_plan(options.faults, options.seed)
         self._authorization = _read_authorization(options.api_key_file)
         self._stored_responses = StoredResponses()
+        self._right_answers = RightAnswers(options.answers, setup.rules)
 
     def handle(self, connection: Connection, http_request: HttpRequest) -> None:
         """Answer a request, or start its response.
@@ -185,7 +187,9 @@ class RequestHandler:
             self._fail_without_response(connection, http_request, request, failure)
             return
 
-        if failure is not None and failure.name == "corrupt":
+        is_corrupt = failure is not None and failure.name == "corrupt"
+        self._right_answers.answer(request, number, is_corrupt=is_corrupt)
+        if is_corrupt and not request.answer_tokens:
             seed = self._options.seed
             request.digest = change_one_word(request.digest, request.output_tokens, seed, number)
 

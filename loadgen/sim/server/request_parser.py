@@ -299,6 +299,7 @@ def parse_completions_request(
         detokenize=getattr(request, "detokenize", True),
         include_metrics=getattr(request, "include_metrics", False),
         return_meta_info=getattr(request, "return_meta_info", False),
+        max_tokens=max_tokens,
     )
 
 

@@ -117,13 +117,15 @@ def _has_plain_events(
     """Return whether the token events in the middle of a response are plain.
 
     Plain events differ from each other only in their word, so they consist of that word between
-    bytes that were encoded once (`chunk_prefix`). Four things prevent this: an API that numbers its
-    events, so that there is no such prefix, token ids instead of words, a usage in each event, and
-    an injected failure. The first and the last event of a response are never plain.
+    bytes that were encoded once (`chunk_prefix`). Five things prevent this: an API that numbers its
+    events, so that there is no such prefix, token ids instead of words, a usage in each event, an
+    injected failure, and a right answer, whose words have different lengths. The first and the last
+    event of a response are never plain.
     """
     has_constant_bytes = formatter.chunk_prefix != b""
     has_only_words = request.detokenize and not request.continuous_usage
-    return request.stream and has_constant_bytes and has_only_words and failure is None
+    has_equal_lengths = has_only_words and not request.answer_tokens
+    return request.stream and has_constant_bytes and has_equal_lengths and failure is None
 
 
 def _keeps_connection(http_request: HttpRequest, failure_name: str) -> bool:

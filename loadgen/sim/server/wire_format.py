@@ -72,6 +72,9 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
         sequence_lengths: The length of each sequence of a non-generative request.
         decoded_body: The body, for APIs whose responses repeat more of the request.
         conversation: All messages up to this prompt, of a request to the Responses API.
+        max_tokens: The limit of output tokens, None for no limit. Only chat and completions set it.
+        answer_tokens: The texts of the tokens of a right answer (`--answers`). If it is empty, the
+            digest determines the words.
     """
 
     api: Api
@@ -92,6 +95,8 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     sequence_lengths: tuple[int, ...] = ()
     decoded_body: Any = None
     conversation: bytes = b""
+    max_tokens: int | None = None
+    answer_tokens: tuple[str, ...] = ()
 
 
 class ResponseContext(msgspec.Struct, frozen=True, gc=False):
@@ -207,6 +212,21 @@ def token_words(digest: bytes, start: int, stop: int) -> list[bytes]:
 def token_text(digest: bytes, start: int, stop: int) -> bytes:
     """Return the text of tokens `start` to `stop`: words of five bytes."""
     return b"".join(token_words(digest, start, stop))
+
+
+def completion_text(request: ParsedRequest, start: int, stop: int) -> str:
+    """Return the text of tokens `start` to `stop` of a completion.
+
+    They are the tokens of a right answer, or else words that the digest determines.
+    """
+    if request.answer_tokens:
+        return "".join(request.answer_tokens[start:stop])
+    return token_text(request.digest, start, stop).decode()
+
+
+def escape_json(text: str) -> bytes:
+    """Return a text as the inside of a JSON string, for example with a backslash before quotes."""
+    return msgspec.json.encode(text)[1:-1]
 
 
 def split_at_placeholder(data: bytes) -> tuple[bytes, bytes]:
