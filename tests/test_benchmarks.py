@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from make_mutations import PAGE, code
-from mutations.table import read_mutations
 
 from loadgen.contracts.loading import load_contract
 from loadgen.sim.server.send_log import SendLog
@@ -144,13 +142,3 @@ def test_the_rehearsal_contract_can_be_decided_at_any_engine_speed(
     assert load_contract(
         tmp_path / "contract.yaml", env={}
     )  # raises where too few requests are planned
-
-
-def test_page_of_mutations_has_every_change_of_the_table() -> None:
-    page = PAGE.read_text("utf-8")
-    missing = [
-        mutation.name
-        for mutation in read_mutations()
-        if f"{code(mutation.old)} becomes {code(mutation.new)}" not in page
-    ]
-    assert missing == [], "run python tests/make_mutations.py"

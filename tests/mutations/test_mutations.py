@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from loadgen_sdk import compiled
+from make_mutations import PAGE, code
 
 from mutations.draw import find_changes
 from mutations.guard import ProjectCopy, project_copy
@@ -131,6 +132,18 @@ def test_a_sample_of_mutations_fails_its_tests(
     project: ProjectCopy, mutation: Mutation, mode: Mode
 ) -> None:
     check_noticed(project, mutation, mode)
+
+
+@pytest.mark.optional
+@pytest.mark.mutations
+def test_the_page_has_every_change_of_the_table() -> None:
+    page = PAGE.read_text("utf-8")
+    missing = [
+        mutation.name
+        for mutation in MUTATIONS
+        if f"{code(mutation.old)} becomes {code(mutation.new)}" not in page
+    ]
+    assert missing == [], "run python tests/make_mutations.py"
 
 
 @pytest.mark.optional
