@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics import outcomes, request_metrics
 from loadgen.core.metrics.columns import UNDEFINED, UNFINISHED, as_selection, drop_undefined
-from loadgen.core.metrics.metric_sample import MetricSample
+from loadgen.core.metrics.metric_sample import RequestMetricSample
 from loadgen.core.metrics.token_sums import add_token_sums
 from loadgen.core.metrics.totals import Totals
 from loadgen.core.results.record import FINISH, FINISH_REASONS, KINDS, STATUSES
@@ -159,14 +159,14 @@ class MetricAccumulator(Totals):
         self.failures: dict[str, FailureCount] = {}  # by the kind of failure
         self.task_times = TaskTimes()
         self.user_ends_ns = Values()
-        self._samples: dict[str, MetricSample] = {}  # by metric
+        self._samples: dict[str, RequestMetricSample] = {}  # by metric
 
     # -- metrics -----------------------------------------------------------------------------------
 
-    def _sample(self, metric: str) -> MetricSample:
+    def _sample(self, metric: str) -> RequestMetricSample:
         """Return the sample of a metric that has one value per request, such as "ttft"."""
         if metric not in self._samples:
-            self._samples[metric] = MetricSample(self.columns, metric)
+            self._samples[metric] = RequestMetricSample(self.columns, metric)
         return self._samples[metric]
 
     def values(self, metric: str) -> Values:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loadgen.core.stats.quantiles import Distribution
 
 
-class MetricSample:
+class RequestMetricSample:
     """The values of a metric that has one value per request, such as TTFT.
 
     Statistics are cached. The values themselves are computed again for each new statistic, because

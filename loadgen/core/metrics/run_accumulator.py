@@ -188,8 +188,8 @@ class RunAccumulator:
     def _add_conversations(self, stage: int, columns: Columns) -> None:
         """Add the conversations of a stage. The tasks of agents count as conversations, too.
 
-        A conversation has ended if its last request has a record. Otherwise it was cut off. Cut
-        conversations are counted in measured stages only.
+        A conversation has ended if its last request has a record. Otherwise it was cut off, which
+        matters in measured stages only.
 
         Args:
             stage: The index of the stage.
