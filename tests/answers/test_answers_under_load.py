@@ -92,6 +92,8 @@ def test_every_kind_of_check_detects_corrupted_responses(tmp_path: Path) -> None
     exact = next(answer for answer in wrong if answer.check == "exact")
     assert exact.expected.isdigit()
     assert exact.response != exact.expected
+    codes = [code.code for code in run_folder.read_summary(tmp_path / "run").verdict.warning_codes]
+    assert "answers_all_wrong" in codes
 
 
 def test_another_model_differs_from_the_reference(tmp_path: Path) -> None:

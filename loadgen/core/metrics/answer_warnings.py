@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 WORSE_UNDER_LOAD = "answers_worse_under_load"
 """The code of the warning about more wrong responses with more requests in flight."""
+ALL_WRONG = "answers_all_wrong"
+"""The code of the warning that no checked answer is right, which is seldom the model's fault."""
+MIN_ANSWERS_OF_ALL_WRONG = 5
+"""Fewer wrong answers may be a coincidence."""
 DIFFERENT_FROM_REFERENCE = "answers_differ_from_reference"
 """The code of the warning about responses that differ from a reference server's."""
 
@@ -76,10 +80,14 @@ class _AnswerWarning(NamedTuple):
 
 
 def _find_warnings(answers: AnswerScores) -> Iterator[_AnswerWarning]:
-    """Yield a warning if responses are worse under load or differ from a reference server.
+    """Yield a warning if all answers are wrong, worse under load, or unlike a reference server's.
 
-    Each warning has a probability of a false alarm of at most 1 %.
+    The last two have a probability of a false alarm of at most 1 % each.
     """
+    overall = answers.overall
+    if overall.correct == 0 and overall.checked >= MIN_ANSWERS_OF_ALL_WRONG:
+        yield _AnswerWarning(ALL_WRONG, {"checked": overall.checked})
+
     dependence = answers.load_dependence
     if dependence is not None and dependence.is_worse:
         values = {

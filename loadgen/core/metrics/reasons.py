@@ -161,6 +161,11 @@ SENTENCES = {
         "{in_flight:,} requests in flight, and {below:share} below. wrong_answers.jsonl lists the "
         "wrong ones"
     ),
+    "answers_all_wrong": (
+        "None of {checked:checked answer|checked answers} is right. wrong_answers.jsonl shows each "
+        "response with the right answer, which may have another form. A simulated server "
+        "knows the right answers with loadgen sim --answers FILE"
+    ),
     "answers_differ_from_reference": (
         "Responses differ from those of the reference endpoint: of {questions:question|questions}, "
         "{worse:,} agree with its first response less than its second response does, and "
