@@ -251,17 +251,17 @@ def _read_message(item: object, path: str) -> Message:
     return {**other_fields, "role": role, "content": content}
 
 
-def _read_role(message: Mapping[str, Any], path: str) -> str:
+def _read_role(item: Mapping[str, Any], path: str) -> str:
     """Return the role of a message in the OpenAI API, such as "user" for ShareGPT's "human".
 
     Args:
-        message: The message, as read from the row.
+        item: The message, as read from the row.
         path: Where the message is in the row, for error messages.
 
     Raises:
         BadRowError: The speaker of the message is unknown.
     """
-    speaker = message["from"] if "from" in message else message.get("role")
+    speaker = item["from"] if "from" in item else item.get("role")
     if speaker == "tool":
         return "tool"
     if str(speaker) in ROLE_OF_SPEAKER:
@@ -272,19 +272,19 @@ def _read_role(message: Mapping[str, Any], path: str) -> str:
     raise BadRowError("unknown_name", problem, hint, path)
 
 
-def _read_content(message: Mapping[str, Any], path: str) -> object:
+def _read_content(item: Mapping[str, Any], path: str) -> object:
     """Return the content of a message: a text, a list of parts, or None if it only calls tools.
 
     Args:
-        message: The message, as read from the row.
+        item: The message, as read from the row.
         path: Where the message is in the row, for error messages.
 
     Raises:
         BadRowError: The content is anything else.
     """
-    content = message["value"] if "value" in message else message.get("content")
+    content = item["value"] if "value" in item else item.get("content")
     has_content = isinstance(content, str | list)
-    only_calls_tools = content is None and "tool_calls" in message
+    only_calls_tools = content is None and "tool_calls" in item
     if not has_content and not only_calls_tools:
         raise BadRowError("wrong_type", f"{path} says {shortened(content)}", "a text", path)
     return content
