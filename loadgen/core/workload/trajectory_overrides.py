@@ -81,7 +81,7 @@ def _list_setting_keys(requests: Trajectories) -> tuple[str, ...]:
     """Return the keys of the settings that a workload file has, in addition to the data set."""
     set_fields = requests.model_fields_set - {"trajectories"}
     return tuple(
-        info.validation_alias or name
+        str(info.validation_alias or name)
         for name, info in Trajectories.model_fields.items()
         if name in set_fields
     )
