@@ -16,6 +16,7 @@ from loadgen.cli import signals, streams
 from loadgen.cli.exit_codes import run_to_exit_code
 from loadgen.cli.help import COMMAND_TEXT_COLUMN, Command, Group, format_entry
 from loadgen.cli.invocation import expand_slo_flag
+from loadgen.cli.output import explain_interruption
 from loadgen.cli.usage_errors import ClickException, Context, to_user_error
 from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
@@ -26,6 +27,8 @@ DESCRIPTION = (
     "throughput and goodput under load."
 )
 MAX_HELP_WIDTH = 100
+NO_COMMAND = "Nothing was sent or stored, because the command had not begun."
+"""What an interruption leaves while the module of a command is imported."""
 
 
 class CommandSummary(NamedTuple):
@@ -50,7 +53,17 @@ class LazyGroup(Group):
     def get_command(self, ctx: Context, cmd_name: str) -> Any:  # noqa: ARG002 - as above
         """Import a command. Returns None if no command has this name."""
         row = COMMANDS.find(cmd_name)
-        return None if row is None else create_command(row)
+        if row is None:
+            return None
+        with explain_interruption(lambda: NO_COMMAND):
+            return create_command(row)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the command line. Raises Abort on Ctrl-C, as `invoke` does."""
+        try:
+            return super().make_context(*arguments, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
 
     def invoke(self, ctx: Context) -> object:
         """Run the command. Raises Abort on Ctrl-C, which typer would turn into a silent exit."""

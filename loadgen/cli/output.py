@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -145,6 +145,25 @@ def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
             key=error.key,
             values=error.values,
         ) from None
+
+
+@contextmanager
+def explain_interruption(describe: Callable[[], str]) -> Iterator[None]:
+    """Print what an interruption leaves and how to go on if Ctrl-C ends the `with` block.
+
+    Args:
+        describe: Returns the text. It is called after the interruption.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_status(describe())
+        raise
+
+
+def describe_nothing_measured() -> str:
+    """Return the text for a command that was interrupted before its load."""
+    return "Nothing was measured, because the load had not begun. Repeat the command."
 
 
 def _has_finished_run(output_dir: Path) -> bool:

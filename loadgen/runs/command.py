@@ -24,7 +24,14 @@ from loadgen.cli.options import (
     WorkloadArgument,
     add_options,
 )
-from loadgen.cli.output import add_resume_hint, print_report, print_result, print_status
+from loadgen.cli.output import (
+    add_resume_hint,
+    describe_nothing_measured,
+    explain_interruption,
+    print_report,
+    print_result,
+    print_status,
+)
 from loadgen.cli.resume import merge_arguments
 from loadgen.core.errors import (
     INTERRUPTED,
@@ -156,7 +163,8 @@ def run(
     """
     from loadgen.core.metrics.summary import exit_code
 
-    plan = _plan_runs(invocation, report_options, shard_options, workload)
+    with explain_interruption(describe_nothing_measured):
+        plan = _plan_runs(invocation, report_options, shard_options, workload)
     if report_options.dry_run:
         return _print_plan(invocation, plan)
 

@@ -7,12 +7,17 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadgen.cli.output import print_status, text_width
+from loadgen.cli.output import (
+    describe_nothing_measured,
+    explain_interruption,
+    print_status,
+    text_width,
+)
 from loadgen.core import format
 from loadgen.core.execution import staggered_start
 from loadgen.core.execution.events import (
@@ -306,23 +311,18 @@ class RunDisplay:
                 if stored_at:
                     print_status(f"stored in {stored_at}")
 
-    @contextmanager
-    def explain_interruption(self) -> Iterator[None]:
+    def explain_interruption(self) -> AbstractContextManager[None]:
         """Print what is stored and how to go on if Ctrl-C ends the `with` block.
 
         A load that is interrupted ends with a result. This is for an interruption before the load
         or after it, which leaves no report.
         """
-        try:
-            yield
-        except KeyboardInterrupt:
-            print_status(self._describe_interruption())
-            raise
+        return explain_interruption(self._describe_interruption)
 
     def _describe_interruption(self) -> str:
         """Return what an interrupted command has stored, and how to go on."""
         if self._run_dir is None or not is_run(self._run_dir):
-            return "Nothing was measured, because the load had not begun. Repeat the command."
+            return describe_nothing_measured()
         run_dir = shlex.quote(str(self._run_dir))
         return f"The requests until then are stored. To see them: loadgen report {run_dir}"
 

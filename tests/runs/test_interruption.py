@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
+from loadgen.cli.app import LazyGroup
 from loadgen.cli.output import add_resume_hint
 from loadgen.core.execution import events
 from loadgen.core.execution.plan import Settings
@@ -71,3 +76,46 @@ def test_an_interrupted_command_of_several_runs_states_whether_any_has_finished(
         raise KeyboardInterrupt
 
     assert text in capsys.readouterr().err
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class InterruptImport:
+    def find_spec(self, name, path, target=None):
+        if name == "loadgen.runs.command":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, InterruptImport())
+from loadgen.cli.app import main
+main(["run", "qa", "--url", "sim:gb300-vm"])
+"""
+
+
+@pytest.mark.processes
+def test_interruption_while_a_command_is_imported_says_that_nothing_was_sent() -> None:
+    command = [sys.executable, "-P", "-c", INTERRUPTED_IMPORT]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert process.returncode == 130
+    assert "Nothing was sent or stored" in process.stderr
+    assert process.stderr.endswith("interrupted\n")
+
+
+def interrupt_parser(_value: str) -> str:
+    raise KeyboardInterrupt
+
+
+def test_interruption_while_the_command_line_is_parsed_is_not_silent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = typer.Typer(cls=LazyGroup)
+
+    @app.callback()
+    def parse(word: Annotated[str, typer.Option(parser=interrupt_parser)] = "") -> None:
+        pass
+
+    command = typer.main.get_command(app)
+    with pytest.raises(typer.Abort):
+        command.main(["--word", "x", "run"], standalone_mode=False)
+    assert capsys.readouterr().out == ""
