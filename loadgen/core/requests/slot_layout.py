@@ -54,29 +54,38 @@ class SlotLayout:
     def slots_of(
         self, session: int, turn_count: int, *, is_single_request: bool = False
     ) -> Iterator[int]:
-        """Yield the slot ids of a session of `turn_count` turns, in the order of the turns."""
+        """Yield the slot ids of all turns of a session, in the order of the turns.
+
+        A slot is a planned request. With blocks of 5 ids, session 2 yields 10, 11 and 14 if it has
+        three turns, and only 10 if it is a single request.
+        """
         for turn in range(turn_count):
             yield self.slot_of(session, turn, turn_count, is_single_request=is_single_request)
 
     def turn_of(self, slot_id: int, turn_count: int, *, is_single_request: bool = False) -> int:
-        """Return the turn (0, 1, ...) that has a slot id in a session of `turn_count` turns.
+        """Return the turn (0, 1, ...) of a session to which a slot id belongs.
 
-        A session has a block of consecutive ids. Its last turn has the last id of the block, and
-        its other turns have the first ids. With blocks of 5 ids, a session of three turns uses the
-        positions 0, 1 and 4 of its block. A single request uses position 0.
+        A slot is a planned request. A session has a block of consecutive slot ids: its last turn
+        has the last id of the block, and its other turns have the first ids. With blocks of 5 ids,
+        the block of session 2 is 10 to 14, and its three turns have the ids 10, 11 and 14.
+
+        Args:
+            slot_id: The id of the slot.
+            turn_count: The number of turns of the session.
+            is_single_request: True for a session that is one request outside of any conversation.
+                It has the first id of its block.
 
         Raises:
-            IndexError: The session does not use this id of its block.
+            IndexError: No turn of the session has this id, such as 12 in the example.
         """
-        position = slot_id % self.block_size
-        last_turn = turn_count - 1
-
+        position_in_block = slot_id % self.block_size
         position_of_last_turn = 0 if is_single_request else self.block_size - 1
-        if position == position_of_last_turn:
-            return last_turn
-        if position < last_turn:
-            return position
 
+        last_turn = turn_count - 1
+        if position_in_block == position_of_last_turn:
+            return last_turn
+        if position_in_block < last_turn:
+            return position_in_block
         raise IndexError(slot_id)
 
     def slots_of_turns(
@@ -101,28 +110,33 @@ class SlotLayout:
         return slot_ids
 
     def same_turn_in(self, other: SlotLayout, slot_id: int) -> int:
-        """Convert the slot id of a turn to the id of the same turn in another layout.
+        """Return the id that the same turn of the same session has in a layout with other blocks.
 
-        The session stays the same. A first turn keeps its position in the block of the session, and
-        a last turn goes to the end of the block. With blocks of 5 ids here and of 3 in the other
-        layout, session 2 has
+        A slot is a planned request. A session has a block of consecutive slot ids: its last turn
+        has the last id of the block, and its other turns have the first ids. With blocks of 5 ids
+        here and of 3 in the other layout, a session of three turns has
 
-            here    10  11  12      13      14
-            other    6   7  unused  unused   8
-
-        A layout with blocks of one id is for single requests, which have the first id of a block
-        here.
+            here    10  11  14
+            other    6   7   8
 
         Raises:
-            IndexError: The other layout has no place for the turn, such as for id 12.
+            IndexError: The block in the other layout has no place for the turn, such as for id 12.
         """
         session = slot_id // self.block_size
-        position = slot_id % self.block_size
-        last_position = 0 if other.block_size == 1 else self.block_size - 1
+        position_in_block = slot_id % self.block_size
 
+        if other.block_size == 1:
+            # The session is a single request, which has the first id of its block.
+            if position_in_block > 0:
+                raise IndexError(slot_id)
+            return session
+
+        first_id_in_other = session * other.block_size
         last_position_in_other = other.block_size - 1
-        if position == last_position:
-            return session * other.block_size + last_position_in_other
-        if position < last_position_in_other:
-            return session * other.block_size + position
+
+        is_last_turn = position_in_block == self.block_size - 1
+        if is_last_turn:
+            return first_id_in_other + last_position_in_other
+        if position_in_block < last_position_in_other:
+            return first_id_in_other + position_in_block
         raise IndexError(slot_id)
