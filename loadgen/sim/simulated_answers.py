@@ -95,24 +95,41 @@ def simulate_response(
         in_flight: The number of requests in flight when the request arrived.
         defects: How often, and from which load on, responses are wrong.
     """
-    text = right_response_text(known)
+    content = right_response_text(known)
+    content = _add_defects(content, question, slot, in_flight, defects)
 
+    if known.check == TOOL_CALL_CHECK:
+        # The content of a tool call is its arguments, and the response has no other text.
+        call = RecordedCall(name=tool_to_call(known), arguments=content)
+        return RecordedResponse(slot=slot, question=question, text="", calls=(call,))
+
+    return RecordedResponse(slot=slot, question=question, text=content)
+
+
+def _add_defects(
+    right_text: str, question: int, slot: int, in_flight: int, defects: AnswerDefects
+) -> str:
+    """Return a right response with the defects of the model, or unchanged if it has none.
+
+    Args:
+        right_text: The text of the right response.
+        question: The index of the question, which decides the words that the model chooses
+            differently. They are the same in every response to this question.
+        slot: The number of the request, which decides whether its response is corrupted.
+        in_flight: The number of requests in flight when the request arrived.
+        defects: How often, and from which load on, responses are wrong.
+    """
+    text = right_text
     if defects.changed_words_share:
-        # The words that a model chooses differently depend on the question, not on the request.
         text = change_words(text, defects.changed_words_share, defects.seed, question)
 
     is_load_high_enough = in_flight > defects.above_in_flight
-    random_number = draw_uniform(defects.seed, _WRONG_STREAM, slot)
-    is_corrupted = is_load_high_enough and random_number < defects.wrong_share
+    random_fraction = draw_uniform(defects.seed, _WRONG_STREAM, slot)
+    is_corrupted = is_load_high_enough and random_fraction < defects.wrong_share
     if is_corrupted:
         text = corrupt_text(text, defects.seed, slot)
 
-    if known.check != TOOL_CALL_CHECK:
-        return RecordedResponse(slot=slot, question=question, text=text)
-
-    # The text has the arguments of the tool.
-    call = RecordedCall(name=tool_to_call(known), arguments=text)
-    return RecordedResponse(slot=slot, question=question, text="", calls=(call,))
+    return text
 
 
 def tool_to_call(known: KnownAnswer) -> str:
@@ -149,22 +166,23 @@ def corrupt_text(text: str, seed: int, slot: int) -> str:
 
 
 def change_words(text: str, share: float, seed: int, question: int) -> str:
-    """Return a text whose words all differ from some random word on.
+    """Return a text in which all words from a random position on are replaced by other words.
 
     A model that chooses one word differently also continues with different words. For example, "a b
-    c" may become "a x y".
+    c" may become "a x y". The same arguments always give the same text.
 
     Args:
-        text: The text.
-        share: The probability that a word is the first different word.
+        text: The right response to a question.
+        share: The probability, at each word, that the replacement begins there.
         seed: The seed of the random choices.
-        question: The index of the question, which also decides the choices.
+        question: The index of the question. Each question has different random choices.
     """
     text_words = text.split(" ")
     word_count = len(text_words)
     first_changed = _find_first_changed(word_count, share, seed, question)
 
     for position in range(first_changed, word_count):
+        # The random number of a word is selected by its question and its position.
         draw_number = question * word_count + position
         text_words[position] = _other_word(text_words[position], seed, draw_number)
 
