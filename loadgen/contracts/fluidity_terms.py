@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 
 from loadgen.contracts.load_checks import EstimateError, UnmeasurableError
-from loadgen.contracts.recorded_run import LoadedRun
+from loadgen.contracts.recorded_run import LoadedRun, RecordedRun
 from loadgen.contracts.schema import ContractLevel
 from loadgen.contracts.steady_samples import find_counted_requests, order_by_due_time
 from loadgen.contracts.steady_state import TimedValues
 from loadgen.core.metrics.fluidity import NO_RESPONSES, NO_TOKEN_TIMES, Fluidity
+from loadgen.core.metrics.token_deadlines import DeadlineCounts
 from loadgen.core.stats.intervals import Interval
 
 FLUIDITY = "fluidity"
@@ -26,6 +27,9 @@ FLUIDITY = "fluidity"
 
 DEADLINES = "deadlines"
 """The requirement of the term: an SLO with limits on TTFT and TPOT."""
+
+MISSED_BY_FAILED_REQUEST = math.inf
+"""Stands for the missed fraction of a failed request, so that it is worse than every response."""
 
 
 def needs_token_times(level: ContractLevel) -> bool:
@@ -45,21 +49,38 @@ def collect_missed_fractions(loaded_runs: Sequence[LoadedRun]) -> list[TimedValu
         EstimateError: A run does not report its fluidity index, no response of it has token
             deadlines, or too many of its requests are unfinished.
     """
-    return [_collect_of_run(loaded_run) for loaded_run in loaded_runs]
+    return [_measure_missed_fractions(loaded_run) for loaded_run in loaded_runs]
 
 
-def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
-    """Return the fraction of its token deadlines that each request of one run missed.
+def _measure_missed_fractions(loaded_run: LoadedRun) -> TimedValues:
+    """Return the fraction of token deadlines that each request missed, by scheduled time.
 
-    A token deadline is the time by which an output token has to arrive. A failed request has an
-    infinite fraction. Requests whose fraction is not known are left out.
+    For example, a response that has 50 output tokens, of which 2 came too late, missed 0.04.
+    Requests whose token times are not known are left out.
 
     Raises:
         UnmeasurableError: The run has no token times.
-        EstimateError: The run does not report its fluidity index, no response has token deadlines,
-            or too many requests are unfinished.
+        EstimateError: The run cannot be evaluated, for example because no response has deadlines.
     """
-    run, columns = loaded_run
+    columns = loaded_run.columns
+    deadline_counts = _get_deadline_counts(loaded_run.run)
+
+    # The fluidity index of a request is the fraction of its deadlines that it met, NaN if unknown.
+    fluidity_indices = deadline_counts.look_up_indices(columns["slot"])
+    missed_fractions = np.where(columns.is_ok, 1 - fluidity_indices, MISSED_BY_FAILED_REQUEST)
+
+    has_known_fraction = ~np.isnan(missed_fractions)
+    is_counted = find_counted_requests(columns) & has_known_fraction
+    return order_by_due_time(columns, is_counted, missed_fractions)
+
+
+def _get_deadline_counts(run: RecordedRun) -> DeadlineCounts:
+    """Return how many token deadlines each response of a run had and missed.
+
+    Raises:
+        UnmeasurableError: The run has no token times.
+        EstimateError: The run does not report its fluidity index, or no response has deadlines.
+    """
     deadline_counts = run.deadline_counts
     if deadline_counts is None:
         raise UnmeasurableError(NO_TOKEN_TIMES)
@@ -68,18 +89,11 @@ def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
     if withheld_reason:
         raise EstimateError(withheld_reason)
 
-    response_count = len(deadline_counts.slots)
-    if response_count == 0:
+    has_responses = len(deadline_counts.slots) > 0
+    if not has_responses:
         raise EstimateError(NO_RESPONSES)
 
-    # The fluidity index is the fraction of token deadlines that a response met, NaN if unknown.
-    fluidity_indices = deadline_counts.look_up_indices(columns["slot"])
-    missed_fractions = 1 - fluidity_indices
-    missed_or_infinite = np.where(columns.is_ok, missed_fractions, math.inf)
-
-    is_known = ~np.isnan(missed_or_infinite)
-    is_counted = find_counted_requests(columns) & is_known
-    return order_by_due_time(columns, is_counted, missed_or_infinite)
+    return deadline_counts
 
 
 def _find_withheld_reason(fluidity: Fluidity | None) -> str:
@@ -93,13 +107,22 @@ def _find_withheld_reason(fluidity: Fluidity | None) -> str:
 
 
 def convert_to_index(missed: Interval) -> Interval:
-    """Convert an estimate of the fraction of missed deadlines to one of the fraction that was met.
+    """Convert an interval of the fraction of missed deadlines to one of the fraction that was met.
 
     The bounds change places: 2 % to 5 % missed means that 95 % to 98 % were met.
     """
     return msgspec.structs.replace(
         missed,
-        value=max(1 - missed.value, 0.0),
-        low=max(1 - missed.high, 0.0),
-        high=min(max(1 - missed.low, 0.0), 1.0),
+        value=_fraction_met(missed.value),
+        low=_fraction_met(missed.high),
+        high=_fraction_met(missed.low),
     )
+
+
+def _fraction_met(missed_fraction: float) -> float:
+    """Return 1 - missed fraction, limited to the range from 0 to 1.
+
+    A missed fraction may be outside of this range: it is infinite if requests failed, and the lower
+    bound of an interval may be negative.
+    """
+    return min(max(1 - missed_fraction, 0.0), 1.0)

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,9 @@ LEGEND = (
 )
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
+FLOAT_ERROR = 1e-9
+"""More than the error of a product of two floating-point numbers up to 1,000."""
+
 
 class ScopeObjective(NamedTuple):
     """A fluidity objective, and the request class whose SLO has it, or "" for that of the run."""
@@ -35,14 +39,20 @@ class ScopeObjective(NamedTuple):
 
 
 def list_fluidity_objectives(summary: Summary) -> Iterator[ScopeObjective]:
-    """Yield the fluidity objective of the run, or if it has no SLO those of its request classes."""
+    """Yield the results of the objectives for the fluidity index in the SLOs of a run.
+
+    The SLO of the run takes precedence. If the run has none, the objectives are those in the SLOs
+    of its request classes.
+    """
     run_objective = find_fluidity_objective(summary)
     if run_objective is not None:
         yield ScopeObjective("", run_objective)
+        return
 
-    has_slo_of_run = bool(summary.goodput.slo) or run_objective is not None
+    has_slo_of_run = bool(summary.goodput.slo)
     if has_slo_of_run:
         return
+
     for request_class in summary.classes:
         objective = find_fluidity_objective(request_class)
         if objective is not None:
@@ -50,26 +60,32 @@ def list_fluidity_objectives(summary: Summary) -> Iterator[ScopeObjective]:
 
 
 def build_fluidity_sections(summary: Summary) -> Iterator[Section]:
-    """Yield the report section about token deadlines, or nothing if the run has no deadlines.
+    """Yield the report section about token deadlines.
 
-    The run has them if its SLO or that of a request class sets them.
+    A token deadline is the time by which an output token has to arrive. Nothing is yielded if
+    neither the run nor any of its request classes has token deadlines.
     """
     fluidity = summary.fluidity
     class_table = _classes_table(summary)
-    if fluidity is None and not class_table.rows:
+    has_deadlines = fluidity is not None or bool(class_table.rows)
+    if not has_deadlines:
         return
 
-    parts: list[Part] = []
+    parts_of_run: list[Part] = []
     if fluidity is not None:
-        parts = [*_deadline_paragraphs(fluidity), _statistics_table(fluidity)]
-    yield section("Token deadlines", *parts, class_table, Paragraph(LEGEND, "soft"), id="fluidity")
+        parts_of_run = [*_deadline_paragraphs(fluidity), _statistics_table(fluidity)]
+
+    legend = Paragraph(LEGEND, "soft")
+    yield section("Token deadlines", *parts_of_run, class_table, legend, id="fluidity")
 
 
 def _deadline_paragraphs(fluidity: Fluidity) -> Iterator[Paragraph]:
-    """Yield the deadlines of a run with how many were missed, and why there is no index if so."""
+    """Yield the token deadlines of a run, and a warning if they could not be judged."""
     yield Paragraph(_describe_deadlines(fluidity))
-    if fluidity.absent:
-        yield Paragraph(f"There is no fluidity index: {fluidity.absent}.", "warn")
+
+    reason_without_index = fluidity.absent
+    if reason_without_index:
+        yield Paragraph(f"There is no fluidity index: {reason_without_index}.", "warn")
 
 
 def _classes_table(summary: Summary) -> Table:
@@ -148,17 +164,17 @@ def _statistics_table(fluidity: Fluidity) -> Table:
 
 
 def format_index(index: float | None) -> str:
-    """Return a fluidity index as a percentage with three digits, rounded down: `99.9 %`.
+    """Return a fluidity index as a percentage with at most one decimal: 0.9997 is `99.9 %`.
 
-    An index is rounded down, so that an index below a limit never looks as if it had reached it.
+    An index is rounded down, so that an index below a limit never looks as if it had reached it. An
+    index that is not known is shown as a dash.
     """
     if index is None:
         return format.NONE
 
-    rounding_error = 1e-9  # a product of 989.9999999999999 counts as 990
-    permille = int(index * 1000 + rounding_error)
-    percent = permille / 10
-    return f"{percent:g} %"
+    # A product such as 989.9999999999999 is 990 with an error of floating-point arithmetic.
+    tenths_of_percent = math.floor(index * 1000 + FLOAT_ERROR)
+    return f"{tenths_of_percent / 10:g} %"
 
 
 def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective | None:
