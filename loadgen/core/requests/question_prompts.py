@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loadgen.core.workload.dataset_rows import DatasetRow
     from loadgen.core.workload.known_answers import KnownAnswer
     from loadgen.core.workload.request_kinds import FromFile
+    from loadgen.core.workload.row_errors import BadRowError
 
 GREEDY_SAMPLING = {"temperature": 0, "seed": 1}
 """The sampling of requests with known answers, so that no response depends on chance."""
@@ -77,17 +78,19 @@ class QuestionPrompts(FilePrompts):
         return msgspec.structs.replace(request, extra=GREEDY_SAMPLING | request.extra)
 
     def _output_length(self, row: DatasetRow, request_id: int) -> OutputLength:
-        """Return the limit on the output tokens of the response to a row.
+        """Return how many output tokens the response to a row may have at most.
 
-        The limit comes from the row itself, else from `output_tokens` of the workload, else from a
-        default. It is an upper limit and never the exact length, because an answer that is forced
-        to a length cannot be right.
+        The limit is that of the row. If the row has none, it is drawn from `output_tokens` of the
+        workload. If the workload has none either, it is DEFAULT_OUTPUT_LIMIT.
         """
-        limit = DEFAULT_OUTPUT_LIMIT
         if row.output_tokens is not None:
             limit = row.output_tokens
         elif self._output_sampler is not None:
             limit = self._output_sampler(self._lengths_key, "output", request_id)
+        else:
+            limit = DEFAULT_OUTPUT_LIMIT
+
+        # An answer that is forced to an exact length cannot be right.
         return OutputLength(limit, is_exact=False)
 
     def warnings(
@@ -118,17 +121,23 @@ def read_known_answers(rows: Rows) -> tuple[KnownAnswer, ...]:
     errors: list[LoadgenError] = []
     for row_index in range(len(rows)):
         try:
-            known_answers.append(_read_known_answer(rows, row_index))
+            known_answer = _read_known_answer(rows, row_index)
         except BadRowError as bad_row:
-            location = f"{rows.path}: row {row_index + 1}"
-            error = UserError(bad_row.code, str(bad_row), location, bad_row.hint, key=bad_row.key)
-            errors.append(error)
+            errors.append(_add_location(bad_row, rows, row_index))
             if has_too_many(errors, str(rows.path)):
                 break
+        else:
+            known_answers.append(known_answer)
 
     if errors:
         raise CombinedError(errors)
     return tuple(known_answers)
+
+
+def _add_location(bad_row: BadRowError, rows: Rows, row_index: int) -> UserError:
+    """Return the error of a row as one that states the file and the number of the row, from 1."""
+    location = f"{rows.path}: row {row_index + 1}"
+    return UserError(bad_row.code, str(bad_row), location, bad_row.hint, key=bad_row.key)
 
 
 def _read_known_answer(rows: Rows, row_index: int) -> KnownAnswer:

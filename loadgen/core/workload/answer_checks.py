@@ -109,23 +109,26 @@ def _is_valid_call(call: ToolCall, known: KnownAnswer) -> bool:
 
 
 def _check_similarity(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
-    """Check that a response equals one of the recorded responses of a reference endpoint.
+    """Check that a response is equal to a recorded response of a reference endpoint.
 
-    The agreement is the fraction of the response before its first difference from the first
-    recorded response. The second recorded response, if any, has an agreement in the same way.
+    A response that differs agrees up to its first difference, so the result also has the fraction
+    of the response that agrees with the first recorded response. If there is a second recorded
+    response, the result has the fraction of that one, too. It shows how much the responses of the
+    reference endpoint differ from each other.
     """
-    first_reference = known.references[0]
-    agreement = measure_agreement(response.text, first_reference)
+    first_recorded = known.references[0]
+    agreement = measure_agreement(response.text, first_recorded)
 
-    reference_agreement = None
-    if len(known.references) > 1:
-        second_reference = known.references[1]
-        reference_agreement = measure_agreement(second_reference, first_reference)
+    agreement_of_second_recorded = None
+    has_second_recorded = len(known.references) > 1
+    if has_second_recorded:
+        second_recorded = known.references[1]
+        agreement_of_second_recorded = measure_agreement(second_recorded, first_recorded)
 
     return CheckedAnswer(
         is_correct=response.text in known.references,
         agreement=agreement,
-        reference_agreement=reference_agreement,
+        reference_agreement=agreement_of_second_recorded,
     )
 
 

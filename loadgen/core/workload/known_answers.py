@@ -82,28 +82,56 @@ def parse_known_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
     check = _choose_check(row)
     match check:
         case "similarity":
-            recorded_responses = _read_references(row)
-            return KnownAnswer(check=check, row=row_number, references=recorded_responses)
-
+            return KnownAnswer(check=check, row=row_number, references=_read_references(row))
         case "tool_call":
-            tools = _read_tools(row)
-            expected_tool = read_reference(row) or ""
-            _check_tool_is_offered(expected_tool, tools)
-            return KnownAnswer(check=check, row=row_number, tools=tools, expected=expected_tool)
-
+            return _parse_tool_call(row, row_number)
         case "json":
-            example = read_reference(row) or ""
-            schema = _read_schema(row)
-            return KnownAnswer(check=check, row=row_number, schema=schema, expected=example)
-
+            return _parse_json_answer(row, row_number)
         case "exact" | "choice":
-            right_answer = read_reference(row)
-            if right_answer is None:
-                hint = f"add the right answer as one of {', '.join(REFERENCE_KEYS)}"
-                raise BadRowError("missing_key", "the row has no right answer", hint)
-            if check == "choice":
-                _check_choice_letter(right_answer)
-            return KnownAnswer(check=check, row=row_number, expected=right_answer)
+            return _parse_right_answer(row, row_number, check)
+
+
+def _parse_tool_call(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
+    """Return the known answer of a question whose response has to call a tool.
+
+    The right answer of the row is the name of the tool. A row without one accepts any of its tools.
+
+    Raises:
+        BadRowError: The row has no tools, or the right one is not among them.
+    """
+    tools = _read_tools(row)
+    expected_tool = read_reference(row) or ""
+    _check_tool_is_offered(expected_tool, tools)
+    return KnownAnswer(check="tool_call", row=row_number, tools=tools, expected=expected_tool)
+
+
+def _parse_json_answer(row: Mapping[str, Any], row_number: int) -> KnownAnswer:
+    """Return the known answer of a question whose response has to be JSON.
+
+    A row may have a JSON Schema of the response. Its right answer, if any, is only an example.
+
+    Raises:
+        BadRowError: The schema or the example has a wrong type.
+    """
+    example = read_reference(row) or ""
+    schema = _read_schema(row)
+    return KnownAnswer(check="json", row=row_number, schema=schema, expected=example)
+
+
+def _parse_right_answer(row: Mapping[str, Any], row_number: int, check: CheckKind) -> KnownAnswer:
+    """Return the known answer of a question with one right text, or with one right choice.
+
+    Raises:
+        BadRowError: The row has no right answer, or one that is not the letter of a choice.
+    """
+    right_answer = read_reference(row)
+    if right_answer is None:
+        hint = f"add the right answer as one of {', '.join(REFERENCE_KEYS)}"
+        raise BadRowError("missing_key", "the row has no right answer", hint)
+
+    if check == "choice":
+        _check_choice_letter(right_answer)
+    return KnownAnswer(check=check, row=row_number, expected=right_answer)
 
 
 def _check_tool_is_offered(expected_tool: str, tools: Mapping[str, object]) -> None:
@@ -142,8 +170,7 @@ def _is_letter_of_choice(right_answer: str) -> bool:
 def _choose_check(row: Mapping[str, Any]) -> CheckKind:
     """Return how responses to the question in a row are checked.
 
-    The key `check` names the kind of check. Without this key, the other keys of the row decide. For
-    example, a row with tools expects a tool call.
+    The key `check` names the kind of check. Without this key, the other keys of the row decide.
 
     Raises:
         BadRowError: The row names an unknown check, or has no known answer.
@@ -151,23 +178,37 @@ def _choose_check(row: Mapping[str, Any]) -> CheckKind:
     named_check = row.get(CHECK_KEY)
     if named_check is not None:
         return _parse_check_kind(named_check)
+    return _infer_check(row)
 
-    if row.get(RECORDED_KEY) is not None:
+
+def _infer_check(row: Mapping[str, Any]) -> CheckKind:
+    """Return the kind of check that fits the keys of a row which names none.
+
+    Recorded responses are compared, tools have to be called, and a response in JSON has to be
+    valid. In a row without any of these keys, the right answer is the letter of a choice, or a text
+    that the response has to be equal to.
+
+    Raises:
+        BadRowError: The row has no known answer.
+    """
+    has_recorded_responses = row.get(RECORDED_KEY) is not None
+    if has_recorded_responses:
         return "similarity"
 
-    if row.get(TOOLS_KEY):
+    has_tools = bool(row.get(TOOLS_KEY))
+    if has_tools:
         return "tool_call"
 
     has_schema = row.get(SCHEMA_KEY) is not None
     if has_schema or requests_json(row):
         return "json"
 
-    reference = read_reference(row)
-    if reference is None:
+    right_answer = read_reference(row)
+    if right_answer is None:
         hint = f"add the right answer as answer, or {SCHEMA_KEY}, {TOOLS_KEY} or {RECORDED_KEY}"
         raise BadRowError("missing_key", "the row has no known answer", hint)
 
-    is_choice = is_choice_letter(row, reference) and _is_letter_of_choice(reference)
+    is_choice = is_choice_letter(row, right_answer) and _is_letter_of_choice(right_answer)
     return "choice" if is_choice else "exact"
 
 

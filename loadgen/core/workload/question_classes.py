@@ -50,26 +50,30 @@ def add_questions(requests: Requests, overrides: Overrides, errors: DocumentErro
         overrides: The options of the command line, with the file and the share of the questions.
         errors: Receives an error for an option that cannot be applied.
     """
-    has_share = overrides.check_share is not None
-    share = DEFAULT_SHARE if overrides.check_share is None else overrides.check_share
-
     if overrides.check_answers is None:
-        if has_share:
-            problem = "there are no questions whose share it could be"
-            hint = "add --check-answers FILE"
-            errors.add_option("no_effect", problem, f"--check-share {share * 100:g}%", hint)
+        if overrides.check_share is not None:
+            _add_unused_share_error(overrides.check_share, errors)
         return requests
 
     path = Path(overrides.check_answers)
-    problem_of_options = _find_problem(requests, path, share)
-    if problem_of_options is not None:
-        errors.add_option(*problem_of_options)
+    share = DEFAULT_SHARE if overrides.check_share is None else overrides.check_share
+    invalid = _find_problem(requests, path, share)
+    if invalid is not None:
+        errors.add_option(invalid.code, invalid.problem, invalid.option, invalid.hint)
         return requests
 
+    # All values are known to be valid, so the models are constructed without validation.
     classes = _scale_classes(requests, 1 - share)
     questions = FromFile.model_construct(path=path, check_answers=True)
     classes[QUESTION_CLASS] = RequestClass.model_construct(weight=share, requests=questions)
     return Mix.model_construct(classes=classes)
+
+
+def _add_unused_share_error(share: float, errors: DocumentErrors) -> None:
+    """Add the error that `--check-share` has no effect without a file of questions."""
+    problem = "there are no questions whose share it could be"
+    hint = "add --check-answers FILE"
+    errors.add_option("no_effect", problem, f"--check-share {share * 100:g}%", hint)
 
 
 def _find_problem(requests: Requests, path: Path, share: float) -> _OptionProblem | None:
