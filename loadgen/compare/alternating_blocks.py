@@ -157,19 +157,15 @@ class AlternatingBlocks:
         """
         reason = self._find_reason_without_estimate(first, other, metric)
         if reason:
-            return EstimateOrReason(None, reason)
+            return EstimateOrReason(estimate=None, reason=reason)
 
         differences = self.compute_group_differences(first, other, metric)
         if differences is None:
-            return EstimateOrReason(None, ZERO_VALUE)
+            return EstimateOrReason(estimate=None, reason=ZERO_VALUE)
 
         estimate = estimate_difference(differences, is_two_stage=self._is_two_stage)
-        is_fraction = metric.path in SHARE_PATHS
-        if is_fraction:
-            # If no block has a failure, the differences are all 0, but their error is not.
-            least_error = _least_error_of_difference(first, other, metric)
-            estimate = replace(estimate, error=max(estimate.error, least_error))
-        return EstimateOrReason(estimate)
+        least_error = _least_error_of_difference(first, other, metric)
+        return EstimateOrReason(replace(estimate, error=max(estimate.error, least_error)))
 
     def confirm(
         self, difference: Difference, _first: Side, _other: Side, _metric: Metric, _level: float
@@ -296,12 +292,9 @@ def estimate_trimmed_mean(values: NDArray[np.float64], trimmed_count: int) -> Sc
 
 
 def count_needed_groups(
-    first_stage: Iterable[ScaledEstimate], half_width: float, risk: float
+    first_stage: Sequence[ScaledEstimate], half_width: float, risk: float
 ) -> int:
     """Return how many groups make the confidence interval of every metric narrow enough.
-
-    The half width of an interval is t * sqrt(variance of a group / number of groups), where t is a
-    quantile of Student's t. Solved for the number of groups, this is the formula of Stein (1945).
 
     Args:
         first_stage: The estimate of each metric after FIRST_STAGE_GROUPS groups.
@@ -309,18 +302,29 @@ def count_needed_groups(
         risk: The probability that any of the intervals does not contain the true value. Each
             metric gets an equal part of it.
     """
-    estimates = list(first_stage)
     needed_counts = [FIRST_STAGE_GROUPS]
-    for estimate in estimates:
-        risk_of_metric = risk / len(estimates)
-        t_quantile = students_t.t_quantile(1 - risk_of_metric / 2, estimate.degrees_of_freedom)
-
-        # The squared error is the variance of a group, divided by the number of groups.
-        variance_of_group = estimate.error**2 * FIRST_STAGE_GROUPS
-        needed_count = variance_of_group * (t_quantile / half_width) ** 2
-        needed_counts.append(math.ceil(needed_count))
-
+    for estimate in first_stage:
+        risk_of_metric = risk / len(first_stage)
+        needed_counts.append(_count_groups_for_metric(estimate, half_width, risk_of_metric))
     return max(needed_counts)
+
+
+def _count_groups_for_metric(first_stage: ScaledEstimate, half_width: float, risk: float) -> int:
+    """Return how many groups make the confidence interval of one metric narrow enough.
+
+    The half width of an interval of n groups is t * sqrt(V / n), where V is the variance between
+    groups and t is a quantile of Student's t. Solved for n, it is the formula of Stein (1945).
+
+    Args:
+        first_stage: The estimate after FIRST_STAGE_GROUPS groups.
+        half_width: The largest half width of the interval.
+        risk: The probability that the interval does not contain the true value.
+    """
+    # The squared error of the mean of n groups is V / n.
+    variance_between_groups = first_stage.error**2 * FIRST_STAGE_GROUPS
+
+    t_quantile = students_t.t_quantile(1 - risk / 2, first_stage.degrees_of_freedom)
+    return math.ceil(variance_between_groups * (t_quantile / half_width) ** 2)
 
 
 def _compute_values_by_block(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:
@@ -330,6 +334,18 @@ def _compute_values_by_block(sides: Iterable[Side], metric: Metric) -> dict[str,
     logarithms, whose differences are relative changes. Return None if a block has no value, or a
     value without a logarithm.
     """
+    value_by_block = _read_values_by_block(sides, metric)
+    if value_by_block is None or _is_fraction(metric):
+        return value_by_block
+
+    have_logarithms = all(value > 0 for value in value_by_block.values())
+    if not have_logarithms:
+        return None
+    return {name: math.log(value) for name, value in value_by_block.items()}
+
+
+def _read_values_by_block(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:
+    """Return the value of a metric in each block, by its name, or None if a block has no value."""
     runs = [run for side in sides for run in side.runs]
     value_by_block: dict[str, float] = {}
     for run in runs:
@@ -337,20 +353,25 @@ def _compute_values_by_block(sides: Iterable[Side], metric: Metric) -> dict[str,
         if value is None:
             return None
         value_by_block[run.name] = value
+    return value_by_block
 
-    is_fraction = metric.path in SHARE_PATHS
-    if is_fraction:
-        return value_by_block
-    if any(value <= 0 for value in value_by_block.values()):
-        return None
-    return {name: math.log(value) for name, value in value_by_block.items()}
+
+def _is_fraction(metric: Metric) -> bool:
+    """Return True if a metric is a fraction from 0 to 1, such as an error rate."""
+    return metric.path in SHARE_PATHS
 
 
 def _least_error_of_difference(first: Side, other: Side, metric: Metric) -> float:
-    """Return the smallest standard error of the difference between a fraction of two sides.
+    """Return the smallest standard error that the difference of a metric between sides can have.
 
-    The fractions are independent, so the squares of their errors add up.
+    If no block has a failure, the error rates of all blocks are equal. The error of their
+    difference is not 0 for that reason, because only so many requests were sent. The errors of both
+    sides are independent, so their squares add up. The result is 0 for a metric that is no
+    fraction.
     """
+    if not _is_fraction(metric):
+        return 0.0
+
     first_error = _fraction_error(first, metric)
     other_error = _fraction_error(other, metric)
     return math.hypot(first_error, other_error)
