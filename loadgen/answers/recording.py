@@ -6,8 +6,9 @@ it is: `loadgen run ... --check-answers FILE` sends its prompts and compares the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,11 @@ def record_reference(
         TargetError: The endpoint cannot be used, or no prompt has a response.
         UserError: The file cannot be written.
     """
-    recordings = [
-        send_questions(endpoint, questions, options, _name_progress(on_progress, number))
-        for number in range(1, RECORDINGS + 1)
-    ]
-    failures = [failure for recording in recordings for failure in recording.failures]
+    first = send_questions(endpoint, questions, options, partial(on_progress, "recording 1"))
+    second = send_questions(endpoint, questions, options, partial(on_progress, "recording 2"))
+    failures = (*first.failures, *second.failures)
 
-    # One tuple for each question, with its response in each recording.
-    texts_of_recordings = [recording.texts for recording in recordings]
-    responses_by_question = list(zip(*texts_of_recordings, strict=True))
-
+    responses_by_question = list(zip(first.texts, second.texts, strict=True))
     rows = list(_recorded_rows(questions, responses_by_question, options))
     if not rows:
         reason = failures[0] if failures else "there are no prompts"
@@ -83,22 +79,17 @@ def record_reference(
 
     _write_rows(file, rows)
 
-    rows_with_different_responses = [row for row in rows if len(set(row[RECORDED_KEY])) > 1]
     return RecordedReference(
         prompts=len(rows),
         failed=len(questions) - len(rows),
-        varying=len(rows_with_different_responses),
-        failures=tuple(failures),
+        varying=sum(_has_different_responses(row) for row in rows),
+        failures=failures,
     )
 
 
-def _name_progress(on_progress: Callable[[str, int], None], number: int) -> Callable[[int], None]:
-    """Return a function that reports the progress of one of the recordings."""
-
-    def report(done: int) -> None:
-        on_progress(f"recording {number}", done)
-
-    return report
+def _has_different_responses(recorded_row: Mapping[str, Any]) -> bool:
+    """Return True if the endpoint responded differently to the two requests with a prompt."""
+    return len(set(recorded_row[RECORDED_KEY])) > 1
 
 
 def _recorded_rows(

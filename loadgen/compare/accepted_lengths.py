@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from loadgen.core.metrics.accepted_length import find_realised_length, is_within_tolerance
+from loadgen.core.metrics.summary import Summary
 from loadgen.runs.comparison_side import Side
 
 
@@ -16,7 +17,7 @@ def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
     tokens for the same work. A warning is needed if the sides differ by more than 1 %, or if a side
     has not the length that it states.
     """
-    yield from _list_differences(sides)
+    yield from _warn_of_differences(sides)
 
     for side in sides:
         checks = [run.summary.accepted_length for run in side.runs]
@@ -27,29 +28,31 @@ def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
             yield f"{side.name} does not have the accepted length that it states"
 
 
-def _list_differences(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield a warning if the sides have different accepted lengths, or if only some have one."""
-    known_lengths = measure_accepted_lengths(sides)
-    if not known_lengths:
+def _warn_of_differences(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield a warning if the sides have different accepted lengths, or if only some have one.
+
+    The accepted length is the mean number of tokens per step of a model with speculative decoding.
+    """
+    length_by_side = measure_accepted_lengths(sides)
+    if not length_by_side:
         return
 
-    length_texts = [f"{name} {length:.3f}" for name, length in known_lengths.items()]
-    lengths = ", ".join(length_texts)
-    shortest = min(known_lengths.values())
-    longest = max(known_lengths.values())
+    lengths_text = ", ".join(f"{name} {length:.3f}" for name, length in length_by_side.items())
+    shortest = min(length_by_side.values())
+    longest = max(length_by_side.values())
     is_comparable = is_within_tolerance(longest / shortest - 1)
     if not is_comparable:
         yield (
-            f"Accepted lengths of speculative decoding differ: {lengths} tokens per "
+            f"Accepted lengths of speculative decoding differ: {lengths_text} tokens per "
             "step. Speeds are not comparable (1 % allowed)"
         )
         return
 
-    unknown_sides = [side.name for side in sides if side.name not in known_lengths]
-    if unknown_sides:
+    sides_without_length = [side.name for side in sides if side.name not in length_by_side]
+    if sides_without_length:
         yield (
-            f"The accepted length of speculative decoding is known of {lengths} "
-            f"tokens per step, but not of {', '.join(unknown_sides)}"
+            f"The accepted length of speculative decoding is known of {lengths_text} "
+            f"tokens per step, but not of {', '.join(sides_without_length)}"
         )
 
 
@@ -60,17 +63,22 @@ def measure_accepted_lengths(sides: Sequence[Side]) -> dict[str, float]:
 
 
 def _find_accepted_length(side: Side) -> float | None:
-    """Return the mean accepted length of the runs of one side of a comparison.
+    """Return the mean accepted length of the runs of one side, or None if no run has one.
 
-    The accepted length is the mean number of tokens per step of the model. Return None if no run
-    has one.
+    The accepted length is the mean number of tokens per step of a model with speculative decoding.
     """
-    known_lengths = []
-    for run in side.runs:
-        check = run.summary.accepted_length
-        measured_length = None if check is None else check.realised
-        length = measured_length or find_realised_length(run.summary.speculation)
-        if length is not None:
-            known_lengths.append(length)
-
+    lengths_of_runs = [_find_length_of_run(run.summary) for run in side.runs]
+    known_lengths = [length for length in lengths_of_runs if length is not None]
     return statistics.fmean(known_lengths) if known_lengths else None
+
+
+def _find_length_of_run(summary: Summary) -> float | None:
+    """Return the accepted length of a run, or None if the server reported none.
+
+    A run that checked its accepted length against a target has it in the result of the check. That
+    of any other run is computed from the counters of the server.
+    """
+    check = summary.accepted_length
+    if check is not None and check.realised:
+        return check.realised
+    return find_realised_length(summary.speculation)

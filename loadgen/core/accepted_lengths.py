@@ -10,6 +10,7 @@ Pure after reading the packaged table `data/acceptance_lengths.yaml`.
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -91,12 +92,14 @@ def published_lengths() -> tuple[PublishedLengths, ...]:
 
 
 def parse_target(value: object) -> AcceptedLengthTarget:
-    """Return the accepted length that a user wrote, as a number or as the name of a published one.
+    """Return the accepted length that a user wrote in a file or as an option.
 
-    For example `2.49`, or `deepseek-v4-pro-mtp:3` for its published length with 3 draft tokens.
+    It is written as a number such as `2.49`, or as the name of a published length, such as
+    `deepseek-v4-pro-mtp:3` for that of this model with 3 draft tokens.
 
     Raises:
-        units.InvalidValueError: The value is neither, or the number is not from 1 to 999.
+        units.InvalidValueError: The value is no number from 1 to 999, and not the name of a
+            published length.
     """
     if isinstance(value, AcceptedLengthTarget):
         return value
@@ -109,29 +112,30 @@ def parse_target(value: object) -> AcceptedLengthTarget:
     name, separator, draft_tokens = text.partition(":")
     has_draft_tokens = bool(separator) and draft_tokens.isdecimal()
     if not has_draft_tokens:
-        raise _refuse_without_draft_tokens(name)
+        raise _create_draft_tokens_error(name)
     return _find_published_length(name, int(draft_tokens))
 
 
 def _parse_number(text: str) -> AcceptedLengthTarget:
-    """Return the accepted length of a text that is a number.
+    """Return the accepted length, in tokens per step of the model, that a text states as a number.
 
     Raises:
-        units.InvalidValueError: The number is not from 1 to 999.
+        units.InvalidValueError: The number is not from MIN_LENGTH to MAX_LENGTH.
     """
     length = float(text)
     if length < MIN_LENGTH:
         problem = "is below 1, and each step generates at least one token"
         raise units.InvalidValueError("out_of_range", problem, _EXAMPLES)
 
-    # This is also true for "not a number", which is in no range.
-    if not length <= MAX_LENGTH:
-        raise units.InvalidValueError("out_of_range", "must be from 1 to 999", _EXAMPLES)
+    if length > MAX_LENGTH or math.isnan(length):
+        problem = f"must be from {MIN_LENGTH:g} to {MAX_LENGTH:g}"
+        raise units.InvalidValueError("out_of_range", problem, _EXAMPLES)
+
     return AcceptedLengthTarget(length=length)
 
 
-def _refuse_without_draft_tokens(name: str) -> units.InvalidValueError:
-    """Return the error of a name without a number of draft tokens, such as `abc`."""
+def _create_draft_tokens_error(name: str) -> units.InvalidValueError:
+    """Return the error of a value such as `abc`, which lacks a number of draft tokens."""
     rows = {row.name: row for row in published_lengths()}
     if name not in rows:
         return units.InvalidValueError("invalid_value", "is no accepted length", _EXAMPLES)

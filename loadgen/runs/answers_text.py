@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.core import format
@@ -97,23 +97,42 @@ def _score_table(answers: AnswerScores) -> Table:
     The rows are all responses, each kind of check, and responses with few and with many requests in
     flight.
     """
-    responses_heading = "responses"
-    rows = [_score_row("all", answers.overall)]
-
-    if len(answers.checks) == 1:
-        only_check = answers.checks[0]
-        responses_heading += f" ({_check_name(only_check.name)})"
-    elif len(answers.checks) > 1:
-        rows += [_score_row(_check_name(part.name), part) for part in answers.checks]
-
-    dependence = answers.load_dependence
-    if dependence is not None:
-        in_flight = f"{dependence.in_flight:,} in flight"
-        rows.append(_score_row(f"up to {in_flight}", dependence.below))
-        rows.append(_score_row(f"above {in_flight}", dependence.above))
-
-    headings = (responses_heading, "checked", "wrong", "right (95 % interval)")
+    rows = [
+        _score_row("all", answers.overall),
+        *_rows_by_check(answers.checks),
+        *_rows_by_load(answers.load_dependence),
+    ]
+    headings = (_name_responses(answers.checks), "checked", "wrong", "right (95 % interval)")
     return Table(headings, rows)
+
+
+def _name_responses(checks: Sequence[ScorePart]) -> str:
+    """Return the heading of the first column, with the kind of check if there is only one kind."""
+    if len(checks) == 1:
+        return f"responses ({_check_name(checks[0].name)})"
+    return "responses"
+
+
+def _rows_by_check(checks: Sequence[ScorePart]) -> list[tuple[str, ...]]:
+    """Return a row for each kind of check. A single kind has none: it is the row of all."""
+    if len(checks) == 1:
+        return []
+    return [_score_row(_check_name(part.name), part) for part in checks]
+
+
+def _rows_by_load(dependence: LoadDependence | None) -> list[tuple[str, ...]]:
+    """Return a row for responses with few requests in flight, and one for those with many.
+
+    The list is empty if the scores were not compared by load.
+    """
+    if dependence is None:
+        return []
+
+    in_flight = f"{dependence.in_flight:,} in flight"
+    return [
+        _score_row(f"up to {in_flight}", dependence.below),
+        _score_row(f"above {in_flight}", dependence.above),
+    ]
 
 
 def _check_name(check: str) -> str:
@@ -144,20 +163,23 @@ def describe_load_dependence(dependence: LoadDependence) -> str:
 
 
 def describe_reference(reference: ReferenceComparison) -> str:
-    """Return whether the responses differ from those of a reference server, as a sentence.
+    """Return whether the responses differ from those of a reference endpoint, as a sentence.
 
-    The reference server has responded twice to each question. How far its second response agrees
-    with its first one shows how much responses differ without any defect. Two responses "agree for
-    80 %" if they have their first difference after 80 % of their length.
+    The reference endpoint has responded twice to each question. "A response agrees with its first
+    response for 80 % of its length" means that the first difference comes after 80 % of the words.
+    The agreement of its second response shows how much is normal without any defect.
     """
-    agreement_of_responses = format.percent(reference.agreement)
-    agreement_of_second_reference = format.percent(reference.reference_agreement)
+    agreement = format.percent(reference.agreement)
+    normal_agreement = format.percent(reference.reference_agreement)
     questions = format.counted(reference.questions, "question")
     p_value = format_p_value(reference.p_value)
-    facts = (
-        f"they agree with its first response for {agreement_of_responses} of their length, and its "
-        f"second response does for {agreement_of_second_reference} ({questions}, {p_value})"
-    )
+
     if reference.is_different:
-        return f"Responses differ from those of the reference endpoint: {facts}."
-    return f"No difference from the reference endpoint was found: {facts}."
+        result = "Responses differ from those of the reference endpoint"
+    else:
+        result = "No difference from the reference endpoint was found"
+
+    return (
+        f"{result}: they agree with its first response for {agreement} of their length, and its "
+        f"second response does for {normal_agreement} ({questions}, {p_value})."
+    )

@@ -44,16 +44,21 @@ def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # pyarrow raises the first two for a damaged file. The others are raised if a column is missing
-    # (KeyError) or has no lists (AttributeError).
-    damage_errors = (pa.ArrowException, OSError, KeyError, AttributeError)
+    damage_errors = (
+        pa.ArrowException,  # the content is damaged
+        OSError,  # the file is cut off
+        KeyError,  # a column is missing
+        AttributeError,  # a column has no lists
+    )
     try:
         with pq.ParquetFile(parquet_file) as reader:
-            for number in range(reader.num_row_groups):
-                table = reader.read_row_group(number, columns=["slot", "inter_chunk_ns"])
+            for group_index in range(reader.num_row_groups):
+                table = reader.read_row_group(group_index, columns=["slot", "inter_chunk_ns"])
                 yield _convert_to_request_gaps(table)
     except damage_errors as error:
-        raise unreadable("gaps", error, parquet_file, "copy it again") from None
+        raise unreadable(
+            content="gaps", error=error, path=parquet_file, hint="copy it again"
+        ) from None
 
 
 def _convert_to_request_gaps(table: pa.Table) -> RequestGaps:

@@ -10,13 +10,14 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from loadgen.core.accepted_lengths import AcceptedLengthTarget, parse_target
 
 
-def _validate_target(value: object) -> AcceptedLengthTarget | None:
-    """Return the accepted length that a value in a file stands for, or None without a value.
+def _parse_field_value(value: object) -> AcceptedLengthTarget | None:
+    """Return the accepted length that a file states, or None if it states none.
 
-    The value is a number, a name, or an object in a stored workload.
+    A workload file of a user has a number of tokens per step of the model, or the name of a
+    published length. A workload that was stored with a run has an object with both.
 
     Raises:
-        units.InvalidValueError: The value is no accepted length.
+        units.InvalidValueError: The number is out of range, or the name is unknown.
     """
     if value is None:
         return None
@@ -27,7 +28,7 @@ def _validate_target(value: object) -> AcceptedLengthTarget | None:
 
 AcceptedLengthField = Annotated[
     AcceptedLengthTarget | None,
-    PlainValidator(_validate_target),
+    PlainValidator(_parse_field_value),
     PlainSerializer(msgspec.to_builtins),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 1}, {"type": "string"}]}),
 ]
