@@ -28,33 +28,44 @@ from loadgen.runs.comparison_side import Side
 def estimate_fluidity_index(
     side: Side, records: Sequence[Columns], value: float
 ) -> EstimateOrReason:
-    """Return the fluidity index of a side with its error by blocks of time, or why it has none.
+    """Return the fluidity index of a side with its standard error, or why it has no error.
 
-    Responses of one run are correlated, so the error is that of the means of blocks of time. It is
-    at least the error of as many independent responses.
+    Responses that follow each other are correlated, so the error is computed from the means of
+    blocks of time. It is at least the error of as many independent responses.
 
     Args:
         side: The side, which has no repeats.
         records: The measured records of each of its runs.
         value: The index in the summary, which the estimate has as its value.
     """
+    values = _list_response_values(side, records)
+    if values is None:
+        return EstimateOrReason(estimate=None, reason=f"{side.name} has no token times")
+
+    mean = estimate_mean(values) if len(values) >= MIN_SAMPLES else None
+    if mean is None:
+        return EstimateOrReason(estimate=None, reason=f"only {len(values):,} samples")
+
+    error = max(mean.error, _error_if_independent(values))
+    return EstimateOrReason(ScaledEstimate(value, error, mean.degrees_of_freedom))
+
+
+def _list_response_values(side: Side, records: Sequence[Columns]) -> NDArray[np.float64] | None:
+    """Return one value per response of a side, whose mean is the fluidity index.
+
+    The responses of each run are in the order of the scheduled times of their requests. Return None
+    if a run has no token times.
+    """
     values_of_runs = []
     for run, columns in zip(side.runs, records, strict=True):
         if run.deadline_counts is None:
-            return EstimateOrReason(None, f"{side.name} has no token times")
+            return None
+
         slots_by_time = sort_by_due_time(columns, columns["slot"], columns.is_ok)
         counts_by_time = run.deadline_counts.select_slots(slots_by_time)
         values_of_runs.append(_linearize_index(counts_by_time))
 
-    values = np.concatenate(values_of_runs)
-    if len(values) < MIN_SAMPLES:
-        return EstimateOrReason(None, f"only {len(values):,} samples")
-
-    mean = estimate_mean(values)
-    if mean is None:
-        return EstimateOrReason(None, f"only {len(values):,} samples")
-    error = max(mean.error, _error_if_independent(values))
-    return EstimateOrReason(ScaledEstimate(value, error, mean.degrees_of_freedom))
+    return np.concatenate(values_of_runs)
 
 
 def _linearize_index(counts: DeadlineCounts) -> NDArray[np.float64]:
@@ -70,8 +81,10 @@ def _linearize_index(counts: DeadlineCounts) -> NDArray[np.float64]:
 
     met = counts.deadlines - counts.missed
     index = met.sum() / counts.deadlines.sum()
-    deviations = met - index * counts.deadlines
-    values: NDArray[np.float64] = index + deviations / counts.deadlines.mean()
+
+    # How many more deadlines each response met than at the index of all responses.
+    surplus = met - index * counts.deadlines
+    values: NDArray[np.float64] = index + surplus / counts.deadlines.mean()
     return values
 
 

@@ -45,10 +45,14 @@ def list_field_differences(first: RunManifest | None, other: RunManifest | None)
     if first is None or other is None:
         return []
 
-    differences = [
-        *_list_differences(_read_keys(first.source_text), _read_keys(other.source_text)),
-        *_list_differences(_read_options(first.command), _read_options(other.command)),
-    ]
+    key_differences = _list_differences(
+        _read_workload_keys(first.source_text), _read_workload_keys(other.source_text)
+    )
+    option_differences = _list_differences(
+        _read_load_options(first.command), _read_load_options(other.command)
+    )
+    differences = [*key_differences, *option_differences]
+
     hidden_count = len(differences) - MAX_DIFFERENCES
     if hidden_count > 0:
         return [*differences[:MAX_DIFFERENCES], f"and {hidden_count} more"]
@@ -56,18 +60,20 @@ def list_field_differences(first: RunManifest | None, other: RunManifest | None)
 
 
 def _list_differences(first: Mapping[str, str], other: Mapping[str, str]) -> Iterator[str]:
-    """Yield each name with different values in two mappings, in the order of the first one."""
-    for name in {**first, **other}:
+    """Yield each name whose values differ, with both values: `requests.turns.count: 3 vs. 4`."""
+    names = {**first, **other}  # in the order of the first mapping
+    for name in names:
         first_value = first.get(name, ABSENT)
         other_value = other.get(name, ABSENT)
         if first_value != other_value:
             yield f"{name}: {first_value} vs. {other_value}"
 
 
-def _read_keys(source_text: str) -> dict[str, str]:
-    """Return the keys of a workload file with their values, by paths such as `requests.turns`.
+def _read_workload_keys(source_text: str) -> dict[str, str]:
+    """Return the values of a workload file, by paths such as `requests.turns.count`.
 
-    Return an empty mapping for a text that is no YAML mapping, such as that of a trace.
+    Keys that do not change the work of a run are left out. The result is empty for a text that is
+    no YAML mapping, such as that of a trace.
     """
     try:
         content = yaml.safe_load(source_text)
@@ -76,41 +82,59 @@ def _read_keys(source_text: str) -> dict[str, str]:
     if not isinstance(content, Mapping):
         return {}
 
-    counted = {key: value for key, value in content.items() if key not in KEYS_OUTSIDE_FINGERPRINT}
-    return dict(_flatten(counted, ""))
+    values_by_path: dict[str, str] = {}
+    for key, value in content.items():
+        if key not in KEYS_OUTSIDE_FINGERPRINT:
+            values_by_path.update(_iterate_scalars(value, str(key)))
+    return values_by_path
 
 
-def _flatten(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the scalar values below a value of a YAML file, each with its path."""
+def _iterate_scalars(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each scalar in a value of a YAML file.
+
+    For example, the value {"turns": [3, 4]} at the path "requests" yields ("requests.turns[0]",
+    "3") and ("requests.turns[1]", "4").
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _flatten(item, f"{path}.{key}" if path else str(key))
+            yield from _iterate_scalars(item, f"{path}.{key}")
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _flatten(item, f"{path}[{index}]")
+            yield from _iterate_scalars(item, f"{path}[{index}]")
     else:
         yield path, str(value)
 
 
-def _read_options(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line that change the load, with their values as texts.
+def _read_load_options(command: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command line that change the load, with their values as text.
 
-    An option that is repeated has all of its values.
+    The values of an option that is repeated are joined by spaces.
     """
-    values_by_option: dict[str, list[str]] = {}
-    option = ""
-    for word in command:
-        if word.startswith("-"):
-            flag, _, value = word.partition("=")
-            option = SHORT_FLAGS.get(flag, flag)
-            values_by_option.setdefault(option, [])
-            if value:
-                values_by_option[option].append(value)
-        elif option:
-            values_by_option[option].append(word)
-
+    values_by_option = _group_values_by_option(command)
     return {
         option: " ".join(values)
         for option, values in values_by_option.items()
         if option in COMPARED_FLAGS
     }
+
+
+def _group_values_by_option(command: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each option of a command line, by its long flag.
+
+    For example, `run file.yaml -c 8 --set a=1 --set b=2` gives {"--concurrency": ["8"], "--set":
+    ["a=1", "b=2"]}. The words before the first option belong to no option.
+    """
+    values_by_option: dict[str, list[str]] = {}
+    current_option = None
+    for word in command:
+        is_flag = word.startswith("-")
+        if is_flag:
+            flag, _, value = word.partition("=")
+            current_option = SHORT_FLAGS.get(flag, flag)
+            values = values_by_option.setdefault(current_option, [])
+            if value:
+                values.append(value)
+        elif current_option is not None:
+            values_by_option[current_option].append(word)
+
+    return values_by_option
