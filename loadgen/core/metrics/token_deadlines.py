@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-ONE_TOKEN_PER_EVENT = -1
-"""Stands in place of a number of later tokens if each later event has one token."""
-
-
 class _SlotPositions(NamedTuple):
     """Where some slots are in a sorted array of slots.
 
@@ -56,7 +52,11 @@ class _SlotPositions(NamedTuple):
 
 
 def _find_slots(sorted_slots: Ints, slots: Ints) -> _SlotPositions:
-    """Return where each of `slots` is in a sorted array, which has at least one slot."""
+    """Return where each of `slots` is in a sorted array, which has at least one slot.
+
+    For example, slot 7 is at position 1 of the array [3, 7, 9], and slot 5 is not known.
+    """
+    # A slot above the last one of the array gets a position after its end.
     last_position = len(sorted_slots) - 1
     positions = np.minimum(np.searchsorted(sorted_slots, slots), last_position)
     return _SlotPositions(positions, is_known=sorted_slots[positions] == slots)
@@ -97,7 +97,13 @@ class DeadlineCounts(NamedTuple):
         return indices
 
     def select_slots(self, slots: Ints) -> DeadlineCounts:
-        """Return the counts of some requests in the order of `slots`, without unknown requests."""
+        """Return the counts of some requests, in the order of `slots`.
+
+        Requests without counts, such as failed ones, are left out.
+
+        Args:
+            slots: The numbers of the requests in the schedule.
+        """
         if len(self.slots) == 0:
             return self
 
@@ -114,7 +120,7 @@ class _Responses(NamedTuple):
         ttft_ns: The time from its scheduled time to its first token.
         gap_counts: The number of gaps between its output events.
         first_event_tokens: The tokens of its first output event.
-        later_tokens: The tokens of its later events, or `ONE_TOKEN_PER_EVENT`.
+        later_tokens: The tokens of its later events together.
     """
 
     slots: Ints
@@ -160,7 +166,11 @@ def count_deadlines_of_run(
 
 
 def _group_by_deadlines(manifest: RunManifest, rows: NDArray[np.void]) -> Iterator[DeadlineGroup]:
-    """Yield the measured requests of a run, or those of each class, whose SLO sets deadlines."""
+    """Yield the measured requests that have token deadlines, grouped by their deadlines.
+
+    A run with request classes has a group for each class whose SLO sets deadlines. Any other run
+    has one group, if its SLO sets deadlines.
+    """
     is_measured_row = is_measured(manifest, rows)
     if not manifest.classes:
         deadlines = None if manifest.slo is None else manifest.slo.find_token_deadlines()
@@ -189,10 +199,18 @@ def _merge_counts(parts: Sequence[DeadlineCounts]) -> DeadlineCounts:
 def count_deadlines_of_groups(
     groups: Sequence[DeadlineGroup], gaps: Iterable[RequestGaps]
 ) -> list[DeadlineCounts]:
-    """Count the token deadlines of several groups of requests, as `count_token_deadlines` does.
+    """Count the token deadlines that the responses of each group of requests met and missed.
 
-    The times between events are read only once, because they may be larger than memory. A request
-    may be in several groups.
+    A token deadline is the time by which an output token has to arrive. Each group has different
+    deadlines, and a request may be in several groups.
+
+    Args:
+        groups: The groups of requests.
+        gaps: The times between the output events of each response. They are read only once, because
+            they may be larger than memory.
+
+    Returns:
+        The counts of each group.
     """
     counters = [
         _DeadlineCounter(_list_responses(group.stages), group.deadlines) for group in groups
@@ -220,12 +238,16 @@ def count_token_deadlines(
         gaps: The times between the events of each response. Each block is for some responses.
         deadlines: The time limits of the first token and of each later token.
     """
-    (counts,) = count_deadlines_of_groups([DeadlineGroup(stages, deadlines)], gaps)
-    return counts
+    group = DeadlineGroup(stages, deadlines)
+    counts_of_groups = count_deadlines_of_groups([group], gaps)
+    return counts_of_groups[0]
 
 
 def _list_responses(stages: Sequence[Columns]) -> _Responses:
-    """Return the streamed successful responses of all stages, sorted by their slots."""
+    """Return the streamed successful responses of all stages of a load.
+
+    They are in ascending order of their slots, the numbers of their requests in the schedule.
+    """
     parts = [_list_responses_of_stage(columns) for columns in stages]
     responses = _Responses(
         slots=join_arrays([part.slots for part in parts]),
@@ -265,7 +287,7 @@ def _list_responses_of_stage(columns: Columns) -> _Responses:
         ttft_ns=columns["first_token_ns"] - columns["due_ns"],
         gap_counts=later_events,
         first_event_tokens=first_event_tokens,
-        later_tokens=np.where(has_one_token_per_event, ONE_TOKEN_PER_EVENT, later_tokens),
+        later_tokens=np.where(has_one_token_per_event, later_events, later_tokens),
     )
     return responses.select(is_usable)
 
@@ -350,7 +372,7 @@ class _DeadlineCounter:
         self._is_complete[positions] = True
 
     def counts(self) -> DeadlineCounts:
-        """Return the deadlines of the responses whose gaps are all known."""
+        """Return the met and missed deadlines of each response whose token times are all known."""
         is_complete = self._is_complete
         return DeadlineCounts(
             slots=self._responses.slots[is_complete],
@@ -359,8 +381,9 @@ class _DeadlineCounter:
         )
 
     def _locate_gaps(self, gaps: RequestGaps) -> _LocatedGaps:
-        """Find the response to which each list of gaps belongs, by the number of its slot.
+        """Find the response to which the times between output events (gaps) belong.
 
+        A list of gaps has the same slot as its response: the number of the request in the schedule.
         A response is left out if its record has a different number of gaps, as in a damaged file,
         or if its gaps were added before.
         """
