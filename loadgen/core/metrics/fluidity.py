@@ -134,6 +134,11 @@ class FluidityScope(msgspec.Struct, frozen=True, kw_only=True):
     stages: Sequence[Columns]
     requests: RequestCounts
 
+    @property
+    def has_objective(self) -> bool:
+        """Whether the SLO has an objective for the fluidity index."""
+        return self.slo.fluidity is not None
+
 
 class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a run from which its fluidity index is computed.
@@ -156,19 +161,15 @@ def measure_fluidity(inputs: FluidityInputs) -> dict[str, Fluidity]:
     """Return the fluidity index of a run and of its request classes, by the name of the scope.
 
     The fluidity index is the fraction of token deadlines that were met. A token deadline is the
-    time by which an output token has to arrive. A scope whose SLO sets no deadlines is left out. If
-    its SLO has no objective for the index, it is left out also without stored token times or
-    without responses that have them. Any other result without an index states the reason.
+    time by which an output token has to arrive. A scope is the run or one of its request classes.
+    It is left out if its SLO sets no deadlines, or if it has neither token times nor an objective
+    for the index. A result without an index states the reason.
     """
     deadline_groups = _list_deadline_groups(inputs.scopes)
 
     absent_reason = _find_reason_without_index(inputs)
     if absent_reason or inputs.gaps is None:
-        return {
-            name: _without_index(group.deadlines, inputs.scopes[name].slo.fluidity, absent_reason)
-            for name, group in deadline_groups.items()
-            if inputs.gaps is not None or inputs.scopes[name].slo.fluidity is not None
-        }
+        return _explain_absent_indices(inputs, deadline_groups, absent_reason)
 
     groups = list(deadline_groups.values())
     counts_of_groups = count_deadlines_of_groups(groups, inputs.gaps)
@@ -177,9 +178,26 @@ def measure_fluidity(inputs: FluidityInputs) -> dict[str, Fluidity]:
     for (name, group), counts in zip(deadline_groups.items(), counts_of_groups, strict=True):
         scope = inputs.scopes[name]
         has_responses = len(counts.slots) > 0
-        has_objective = scope.slo.fluidity is not None
-        if has_responses or has_objective:
+        if has_responses or scope.has_objective:
             fluidity_by_scope[name] = _summarize_counts(scope, group.deadlines, counts)
+    return fluidity_by_scope
+
+
+def _explain_absent_indices(
+    inputs: FluidityInputs, deadline_groups: Mapping[str, DeadlineGroup], reason: str
+) -> dict[str, Fluidity]:
+    """Return a result without a fluidity index for each scope of a run, with the reason.
+
+    A scope is the run or one of its request classes. If no token times were stored, only the scopes
+    with an objective for the index need the reason, and the others are left out.
+    """
+    has_token_times = inputs.gaps is not None
+
+    fluidity_by_scope = {}
+    for name, group in deadline_groups.items():
+        scope = inputs.scopes[name]
+        if has_token_times or scope.has_objective:
+            fluidity_by_scope[name] = _without_index(group.deadlines, scope.slo.fluidity, reason)
     return fluidity_by_scope
 
 
@@ -211,8 +229,8 @@ def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goo
 def combine_class_outcomes(classes: Sequence[ClassSummary]) -> bool | None:
     """Return whether every request class with an SLO meets it, None if that is undecided.
 
-    The SLO of a class may have no objective but the fluidity index. If that is undecided, so is the
-    result, unless another class misses its SLO. Return None, too, if no class has an SLO.
+    It is undecided if no class misses its SLO, but the outcome of one is undecided. Return None,
+    too, if no class has an SLO.
     """
     outcomes = []
     for request_class in classes:
@@ -242,7 +260,10 @@ def _find_reason_without_index(inputs: FluidityInputs) -> str:
 def _without_index(
     deadlines: TokenDeadlines, objective: FluidityTerm | None, reason: str
 ) -> Fluidity:
-    """Return the result of a run without a fluidity index, with the reason why it has none."""
+    """Return the result of a run or request class without a fluidity index, with the reason.
+
+    If its SLO has an objective for the index, the objective is undecided.
+    """
     return Fluidity(
         first_token_ms=milliseconds(deadlines.first_token_ns),
         per_token_ms=milliseconds(deadlines.per_token_ns),
@@ -284,7 +305,7 @@ def _summarize_counts(
     objective = scope.slo.fluidity
     judged_objective = None
     if objective is not None:
-        judged_objective = _judge(objective, indices, scope.requests)
+        judged_objective = _judge_objective(objective, indices, scope.requests)
 
     return Fluidity(
         # The limits.
@@ -317,13 +338,13 @@ def _index_reached_by(indices: NDArray[np.float64], fraction: float) -> float | 
     if len(indices) == 0:
         return None
 
-    # A quantile is a value that a fraction of the values does not exceed. The result is a value
-    # that a fraction of the values does not fall below, so the signs are changed twice.
+    # A quantile is a value that a fraction of the values does not exceed. Here, the fraction of the
+    # values does not fall below it, so the signs are changed before and after.
     quantile_of_negative = quantile_of(-indices, fraction)
     return -quantile_of_negative
 
 
-def _judge(
+def _judge_objective(
     objective: FluidityTerm, indices: NDArray[np.float64], requests: RequestCounts
 ) -> FluidityObjective:
     """Return whether enough requests reached the fluidity index that an SLO requires.
