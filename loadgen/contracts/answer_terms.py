@@ -43,12 +43,20 @@ def estimate_right_answers(runs: Sequence[RecordedRun], confidence: float) -> Te
 
     share = correct_count / checked_count
     low, high = intervals.wilson_interval(share, checked_count, confidence)
-    shares_of_runs = [score.score for score in scores if score.score is not None]
-    interval = intervals.widen_by_runs(Interval(share, low, high, confidence), shares_of_runs)
+    interval_of_answers = Interval(share, low, high, confidence)
 
-    # The interval of the runs is symmetric and may reach beyond 0 or 1.
-    interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
-    return TermEstimate(interval, checked_count)
+    shares_of_runs = [score.score for score in scores if score.score is not None]
+    interval = intervals.widen_by_runs(interval_of_answers, shares_of_runs)
+    return TermEstimate(_limit_to_shares(interval), checked_count)
+
+
+def _limit_to_shares(interval: Interval) -> Interval:
+    """Return an interval without the values below 0 and above 1, which are no shares.
+
+    An interval that was widened by the differences between runs is symmetric, so it may reach
+    beyond them.
+    """
+    return replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
 
 
 def _get_score(run: RecordedRun) -> ScorePart:

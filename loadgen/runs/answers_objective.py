@@ -13,31 +13,33 @@ if TYPE_CHECKING:
 
 
 def find_answers_objective(scope: Summary | ClassSummary) -> AnswersObjective | None:
-    """Return the result of the objective on checked answers, or None if there is none.
+    """Return the result of the objective on the share of right answers, or None if there is none.
 
-    A class of requests, which is a part of a run, never has one.
+    Answers are scored for the run as a whole, so a request class has no such objective.
     """
-    if not isinstance(scope, Summary) or scope.answers is None:
+    is_run = isinstance(scope, Summary)
+    if not is_run or scope.answers is None:
         return None
     return scope.answers.objective
 
 
 def format_measured_answers(objective: AnswersObjective) -> str:
-    """Return the share of right answers, with as many digits as show that a limit was missed."""
+    """Return the share of right answers as a percentage, or "not measured" if none was checked."""
     if objective.value is None:
         return "not measured"
     return _format_against_limit(objective.value, objective.limit)
 
 
 def _format_against_limit(share: float, limit: float) -> str:
-    """Return a share in percent, with more digits if it would look like the limit it is below.
+    """Return a share as a percentage with enough digits to show that it is below a limit.
 
-    For example, 94.97 % is below a limit of 95 %, and "95.0 %" would look as if it reached it.
+    For example, 94.97 % misses a limit of 95 %, but "95.0 %" would look as if the limit were met.
     """
-    text = format.percent(share)
-    if share < limit and text == format.percent(limit):
+    rounded_share = format.percent(share)
+    looks_like_limit = rounded_share == format.percent(limit)
+    if share < limit and looks_like_limit:
         return f"{share * 100:.6g} %"
-    return text
+    return rounded_share
 
 
 def format_answers_limit(objective: AnswersObjective) -> str:
@@ -51,7 +53,7 @@ def count_wrong_answers(objective: AnswersObjective) -> str:
 
 
 def describe_missed_answers(objective: AnswersObjective) -> str:
-    """Return a missed objective with its numbers."""
+    """Return a missed objective: `93 % of the answers are right, limit 95 % (7 of 100 wrong)`."""
     share = format_measured_answers(objective)
     limit = format_answers_limit(objective)
     return (

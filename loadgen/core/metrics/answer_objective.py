@@ -54,9 +54,9 @@ class AnswersObjective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_answers_objective(slo: Slo | None, overall: ScorePart) -> AnswersObjective | None:
-    """Return whether the share of right answers reaches the limit of an SLO.
+    """Return the result of the objective of an SLO on the share of right answers.
 
-    Return None if the SLO has no objective on answers.
+    Return None if there is no SLO, or if it has no objective on answers.
 
     Args:
         slo: The SLO of the run.
@@ -67,6 +67,7 @@ def judge_answers_objective(slo: Slo | None, overall: ScorePart) -> AnswersObjec
 
     limit = slo.answers_share
     is_met = _is_limit_reached(limit, overall)
+    undecided_reason = _explain_undecided(limit, overall) if is_met is None else ""
     return AnswersObjective(
         limit=limit,
         value=overall.score,
@@ -74,12 +75,15 @@ def judge_answers_objective(slo: Slo | None, overall: ScorePart) -> AnswersObjec
         wrong=overall.checked - overall.correct,
         count=overall.checked,
         needed=count_needed_answers(limit, overall.score),
-        undecided=_explain_undecided(limit, overall) if is_met is None else "",
+        undecided=undecided_reason,
     )
 
 
 def _is_limit_reached(limit: float, overall: ScorePart) -> bool | None:
-    """Return whether a score is at or above a limit, or None if its interval contains the limit."""
+    """Return whether the share of right answers is at or above a limit, or None if undecided.
+
+    It is decided if the whole 95 % interval of the share is on one side of the limit.
+    """
     if overall.low is None or overall.high is None:
         return None
     if overall.low >= limit:
@@ -115,7 +119,10 @@ def count_needed_answers(limit: float, score: float | None) -> int | None:
 
 
 def _explain_undecided(limit: float, overall: ScorePart) -> str:
-    """Return why a score does not decide the objective, and what to do."""
+    """Return why it is not decided whether a score reaches a limit, and what the user can do.
+
+    The interval of the score contains the limit, or no answer was checked.
+    """
     needed = count_needed_answers(limit, overall.score)
     if overall.score is None or overall.low is None:
         return f"no answer was checked, and at least {format.count(needed)} are needed"

@@ -69,10 +69,14 @@ class RightAnswers:
                 self._answer_by_digest[digest] = answer
 
     def answer(self, request: ParsedRequest, request_number: int, *, is_corrupt: bool) -> None:
-        """Let a request be answered rightly, if its question is in the file.
+        """Let the server give the right answer to a request whose question is in the file.
 
-        The answer is cut at the request's limit of output tokens. With the injected failure
-        `corrupt`, one word of it is changed.
+        The response is written to the fields of the request. Any other request stays as it is.
+
+        Args:
+            request: The request.
+            request_number: The number of the request, which decides how the answer is corrupted.
+            is_corrupt: True to change one word of the answer (injected failure `corrupt`).
         """
         answer = self._answer_by_digest.get(request.digest)
         if answer is None:
@@ -81,37 +85,44 @@ class RightAnswers:
         text = answer.text
         if is_corrupt:
             text = corrupt_text(text, self._seed, request_number)
-
         tokens = split_into_tokens(text)
+
+        # The response ends at the request's limit of output tokens.
         is_cut = request.max_tokens is not None and len(tokens) > request.max_tokens
+        finish_reason = "tool_calls" if answer.called_tool else "stop"
+        if is_cut:
+            finish_reason = "length"
+
         request.answer_tokens = tokens[: request.max_tokens]
         request.output_tokens = len(request.answer_tokens)
         request.called_tool = answer.called_tool
-        complete_reason = "tool_calls" if answer.called_tool else "stop"
-        request.finish_reason = "length" if is_cut else complete_reason
+        request.finish_reason = finish_reason
 
 
 def _create_answer(known: KnownAnswer, question: int, rules: RequestRules) -> RightAnswer:
-    """Return the right answer to a question, with some words changed if the server is a worse one.
+    """Return the answer that the server gives to a question.
+
+    It is the right answer, unless the simulated model is a worse one, which chooses some words
+    differently.
 
     Args:
         known: What is known about the right answer.
         question: The index of the question, which decides the words that are changed.
-        rules: The options of the server, with the share of changed words (`worse`).
+        rules: The options of the server. `worse` is the share of changed words.
     """
     text = right_response_text(known)
     if rules.worse:
         text = change_words(text, rules.worse, rules.seed, question)
 
-    is_tool_call = known.check == TOOL_CALL_CHECK
-    return RightAnswer(text, tool_to_call(known) if is_tool_call else "")
+    called_tool = tool_to_call(known) if known.check == TOOL_CALL_CHECK else ""
+    return RightAnswer(text, called_tool)
 
 
 def _find_digests(row: DatasetRow, rules: RequestRules) -> Iterator[bytes]:
-    """Yield the digest of the prompt of a row in each API that the row can be sent to.
+    """Yield the digests of the requests that can be sent with the prompt of a row.
 
-    The digest is that of a request which the server parses, so the request is built and parsed. A
-    row that the server refuses, for example because it is too long, has none.
+    Each API has a different request, and the server recognizes it by its digest. A request that the
+    server refuses, for example because the prompt is too long, is left out.
     """
     for api, body in _list_bodies(row, rules.model):
         try:
@@ -122,7 +133,11 @@ def _find_digests(row: DatasetRow, rules: RequestRules) -> Iterator[bytes]:
 
 
 def _list_bodies(row: DatasetRow, model: str) -> Iterator[tuple[CompletionsApi, dict[str, object]]]:
-    """Yield the body of a row for each API, with the fields that are a part of the prompt."""
+    """Yield the body of a request with the prompt of a row, for each API that it can be sent to.
+
+    The chat API gets a plain prompt as the message of a user, and the completions API gets no
+    messages.
+    """
     messages = row.messages or [{"role": "user", "content": row.prompt}]
     chat_body: dict[str, object] = {"model": model, "messages": messages}
     if "tools" in row.extra:
@@ -134,9 +149,10 @@ def _list_bodies(row: DatasetRow, model: str) -> Iterator[tuple[CompletionsApi, 
 
 
 def split_into_tokens(text: str) -> tuple[str, ...]:
-    """Return a text as tokens of one word each, with the spaces after it. Joined, they are equal.
+    """Split a text into tokens of one word each, with the spaces after the word.
 
-    An empty text has one empty token, because every completion has at least one.
+    For example, "a  b" has the tokens "a  " and "b". An empty text has one empty token, because
+    every completion has at least one token.
     """
     tokens = re.findall(r"\S+\s*|\s+", text)
     return tuple(tokens) or ("",)
