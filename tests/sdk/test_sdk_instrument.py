@@ -1112,7 +1112,8 @@ def test_a_timeout_is_retried_unless_the_server_forbids_retries(mode: str) -> No
             ask(mode, "chat", False),
             measurements=measurements,
             retry=retry,
-            client_options={"timeout": 0.2},
+            # Long enough for the second response on a busy machine.
+            client_options={"timeout": openai.Timeout(60, read=1.0)},
         )
     with serving(no) as server, pytest.raises(openai.InternalServerError):
         run(mode, server, ask(mode, "chat", False), measurements=measurements, retry=retry)
