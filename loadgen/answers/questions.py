@@ -10,7 +10,7 @@ import msgspec
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.workload.dataset import read_question_rows
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
-from loadgen.core.workload.known_answers import is_choice_letter, read_reference, requests_json
+from loadgen.core.workload.known_answers import looks_like_choice, read_reference, requests_json
 from loadgen.core.workload.row_errors import BadRowError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -92,7 +92,7 @@ def _parse_question(line: bytes) -> Question:
     row: dict[str, Any] = msgspec.json.decode(line)
 
     right_answer = read_reference(row)
-    is_choice = right_answer is not None and is_choice_letter(row, right_answer)
+    is_choice = right_answer is not None and looks_like_choice(row, right_answer)
     class_name = str(row.get(_CLASS_KEY) or "")
 
     return Question(

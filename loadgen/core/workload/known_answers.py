@@ -156,13 +156,13 @@ def _check_choice_letter(right_answer: str) -> None:
     Raises:
         BadRowError: The right answer is no letter from A to J, so no response could be right.
     """
-    if not _is_letter_of_choice(right_answer):
+    if not _is_choice_letter(right_answer):
         problem = f'the right answer "{right_answer}" is not the letter of a choice'
         hint = 'use a letter from A to J, or compare the whole text with "check": "exact"'
         raise BadRowError("invalid_value", problem, hint)
 
 
-def _is_letter_of_choice(right_answer: str) -> bool:
+def _is_choice_letter(right_answer: str) -> bool:
     """Return True if a right answer is a letter from A to J, which responses can name."""
     return right_answer.strip().upper() in CHOICE_LETTERS
 
@@ -208,7 +208,7 @@ def _infer_check(row: Mapping[str, Any]) -> CheckKind:
         hint = f"add the right answer as answer, or {SCHEMA_KEY}, {TOOLS_KEY} or {RECORDED_KEY}"
         raise BadRowError("missing_key", "the row has no known answer", hint)
 
-    is_choice = is_choice_letter(row, right_answer) and _is_letter_of_choice(right_answer)
+    is_choice = looks_like_choice(row, right_answer) and _is_choice_letter(right_answer)
     return "choice" if is_choice else "exact"
 
 
@@ -235,10 +235,10 @@ def requests_json(row: Mapping[str, Any]) -> bool:
     return response_format.get("type") in JSON_FORMATS
 
 
-def is_choice_letter(row: Mapping[str, Any], reference: str) -> bool:
-    """Return True if the right answer of a row is the letter of a choice, such as "B".
+def looks_like_choice(row: Mapping[str, Any], reference: str) -> bool:
+    """Return True if the question in a row probably has choices with letters, such as "B".
 
-    This is so if the row lists choices, or if the answer is a single capital letter.
+    It lists choices, or its right answer is a single capital letter.
     """
     has_choices = bool(row.get("choices"))
     is_capital_letter = len(reference) == 1 and reference.isupper()
