@@ -17,10 +17,9 @@ def find_answers_objective(scope: Summary | ClassSummary) -> AnswersObjective | 
 
     Answers are scored for the run as a whole, so a request class has no such objective.
     """
-    is_run = isinstance(scope, Summary)
-    if not is_run or scope.answers is None:
-        return None
-    return scope.answers.objective
+    if isinstance(scope, Summary) and scope.answers is not None:
+        return scope.answers.objective
+    return None
 
 
 def format_measured_answers(objective: AnswersObjective) -> str:
@@ -62,7 +61,10 @@ def describe_missed_answers(objective: AnswersObjective) -> str:
 
 
 def describe_answers_result(objective: AnswersObjective) -> str:
-    """Return the result of an SLO that has no other objective, as a sentence."""
+    """Return whether an SLO is met whose only objective is the share of right answers.
+
+    The result is a sentence with the numbers, or with the reason if it is undecided.
+    """
     if objective.met is None:
         return f"SLO undecided: {objective.text}: {objective.undecided}."
     if not objective.met:

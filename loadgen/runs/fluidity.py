@@ -112,9 +112,10 @@ def _classes_table(summary: Summary) -> Table:
 
 
 def _class_cells(fluidity: Fluidity) -> tuple[str, ...]:
-    """Return the cells of a class after its name, in the order of the columns of its table."""
+    """Return the cells of a request class, without its name, in the table of all classes."""
+    has_index = fluidity.index is not None
     missed = format.NONE
-    if fluidity.index is not None:
+    if has_index:
         missed = f"{format.count(fluidity.missed)} of {format.count(fluidity.deadlines)}"
 
     percentiles = [format_index(getattr(fluidity, percentile)) for percentile in PERCENTILES]
@@ -153,14 +154,14 @@ def _statistics_table(fluidity: Fluidity) -> Table:
         return Table(head, ())
 
     percentiles = [format_index(getattr(fluidity, percentile)) for percentile in PERCENTILES]
-    row = (
+    cells = (
         "reached by that share of requests",
         format_index(fluidity.index),
         format_index(fluidity.mean),
         *percentiles,
         format_index(fluidity.min),
     )
-    return Table(head, [row])
+    return Table(head, [cells])
 
 
 def format_index(index: float | None) -> str:
@@ -178,7 +179,7 @@ def format_index(index: float | None) -> str:
 
 
 def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective | None:
-    """Return the result of the objective for token deadlines, or None if there is none."""
+    """Return the result of the objective for the fluidity index, or None if the SLO has none."""
     return None if scope.fluidity is None else scope.fluidity.objective
 
 
@@ -198,7 +199,10 @@ def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
 
 
 def format_measured_index(objective: FluidityObjective) -> str:
-    """Return the index that the required share of requests reached, `~` before one of too few."""
+    """Return the fluidity index that the required share of requests reached: `97 %`.
+
+    A `~` before it means that the run has too few requests for this share.
+    """
     if objective.undecided or objective.value is None:
         return "not measured"
     mark = "" if objective.supported else "~"
@@ -217,7 +221,10 @@ def describe_class_objective(objective: FluidityObjective) -> str:
 
 
 def describe_missed_index(objective: FluidityObjective) -> str:
-    """Return a missed objective with its numbers."""
+    """Return a missed objective with its numbers.
+
+    For example: `Fluidity index p95 is 85 %, limit 90 % (9 of 99 requests below)`.
+    """
     name = f"Fluidity index p{objective.quantile * 100:g}"
     limit = f"{objective.limit * 100:g} %"
     requests = count_requests_below(objective)
@@ -225,7 +232,7 @@ def describe_missed_index(objective: FluidityObjective) -> str:
 
 
 def describe_fluidity_result(objective: FluidityObjective) -> str:
-    """Return the result of an SLO that has no other objective, as a sentence."""
+    """Return whether an SLO is met whose only objective is the fluidity index, as a sentence."""
     if objective.met is None:
         return f"SLO undecided: {objective.text}: {objective.undecided}."
     if not objective.met:

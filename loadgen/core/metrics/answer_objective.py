@@ -141,10 +141,10 @@ def _explain_undecided(limit: float, overall: ScorePart) -> str:
 def include_answers_outcome(
     goodput: Goodput, objective: AnswersObjective | None, slo: Slo | None
 ) -> Goodput:
-    """Return the goodput with a verdict that includes the objective on answers.
+    """Return the goodput of a run with a verdict that includes the objective on right answers.
 
-    The SLO is met if its other objectives and the one on answers are met. If the SLO has no other
-    objective, the one on answers alone decides.
+    The SLO is met if all of its objectives are met. If it has no other objective, the one on right
+    answers alone decides. The goodput is returned unchanged if there is no such objective.
     """
     if objective is None or slo is None:
         return goodput

@@ -215,7 +215,8 @@ def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goo
     """Return the goodput of a run or class with an outcome that includes its fluidity objective.
 
     The SLO is met if the terms on single requests and the fluidity objective are met. If the SLO
-    has no terms on single requests, the fluidity objective alone decides.
+    has no terms on single requests, the fluidity objective alone decides. The goodput is returned
+    unchanged if there is no such objective.
     """
     if fluidity is None or fluidity.objective is None:
         return goodput
