@@ -117,12 +117,13 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
 def _fit_result_lines(summary: Summary) -> list[tuple[str, str]]:
     """Return the lines below the latencies, without the least important ones if room is short.
 
-    Room is short if the SLO would otherwise have room for fewer than MIN_OBJECTIVES objectives and
-    the line that says how many others are hidden.
+    Room is short if the SLO would otherwise have room for fewer than MIN_OBJECTIVES objectives, or
+    not for all missed ones, and for the line that says how many others are hidden.
     """
     lines = list(_result_lines(summary))
-    objective_count = len(list(_objective_rows(summary)))
-    needed_lines = min(objective_count, MIN_OBJECTIVES + 1)
+    objectives = list(_objective_rows(summary))
+    important_objectives = max(_count_missed(objectives), MIN_OBJECTIVES)
+    needed_lines = min(len(objectives), important_objectives + 1)
 
     for least_important in OPTIONAL_LINES:
         if _count_free_lines(summary, lines) >= needed_lines:
@@ -167,7 +168,8 @@ class _BriefSlo:
         """Choose the objectives to show, each of which is a line of the report.
 
         There is room for `max_objectives` lines. If there are more objectives, the last line says
-        how many are hidden. The other lines show missed objectives first, then undecided ones.
+        how many are hidden. The other lines show missed objectives first, then undecided ones, then
+        met ones.
         """
         self._summary = summary
         rows = list(_objective_rows(summary))
@@ -179,7 +181,7 @@ class _BriefSlo:
             shown_count = max(lines_for_objectives, MIN_OBJECTIVES)
 
         self._rows = rows[:shown_count]
-        self._hidden_count = len(rows) - len(self._rows)
+        self._hidden_rows = rows[shown_count:]
 
     def table(self) -> Table:
         """Return the objectives with outcomes, measured values and limits."""
@@ -201,13 +203,27 @@ class _BriefSlo:
             hint = "Add --slo ttft:2s for a pass/fail result."
             yield Paragraph(f"No SLO set. {succeeded} requests succeeded. {hint}")
 
-        if self._hidden_count:
-            hidden = format.counted(self._hidden_count, "more objective")
-            option = "--full"  # the option of the full report
-            yield Paragraph(f"{hidden}: {option}", "soft")
+        if self._hidden_rows:
+            yield self._hidden_note()
 
         for reason in _undecided_reasons(summary):
             yield Paragraph(f"Undecided: {reason}", "warn")
+
+    def _hidden_note(self) -> Paragraph:
+        """Return how many objectives are hidden and how many of them are missed, if any are."""
+        hidden = format.counted(len(self._hidden_rows), "more objective")
+        full_report_option = "--full"
+        missed_count = _count_missed(self._hidden_rows)
+        if not missed_count:
+            return Paragraph(f"{hidden}: {full_report_option}", "soft")
+
+        missed = f"{format.count(missed_count)} of them missed"
+        return Paragraph(f"{hidden}, {missed}: {full_report_option}", "bad")
+
+
+def _count_missed(rows: Sequence[_ObjectiveRow]) -> int:
+    """Return how many of the objectives are missed."""
+    return sum(row.is_met is False for row in rows)
 
 
 def _outcome_order(row: _ObjectiveRow) -> int:

@@ -18,6 +18,7 @@ from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.runs.load_points import PointGroup
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival
+from loadgen.runs.slo_text import is_slo_undecided
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,7 +208,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         # The outcome
         slo_attainment=goodput.share,
         slo_met=goodput.met,
-        slo_undecided=goodput.undecided,
+        slo_undecided=is_slo_undecided(summary),
         sustained=summary.sustainable.sustained,
         many_errors=has_too_many_errors,
         answers=summary.answers,

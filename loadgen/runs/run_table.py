@@ -11,6 +11,7 @@ from loadgen.render.section import Paragraph, Section, Table, section, simulated
 from loadgen.runs.cells import describe_unsupported, quantile_ms
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival
+from loadgen.runs.slo_text import is_slo_undecided
 
 if TYPE_CHECKING:
     from loadgen.core.stats.quantiles import Distribution
@@ -87,7 +88,7 @@ def _outcome(summary: Summary) -> str:
         return "SLO missed"
     if fails_by_errors(summary):
         return "errors"
-    return "SLO undecided" if summary.goodput.undecided else ""
+    return "SLO undecided" if is_slo_undecided(summary) else ""
 
 
 def _describe_windows(summaries: Sequence[Summary]) -> str:

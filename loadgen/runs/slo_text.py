@@ -233,6 +233,15 @@ def is_judged(summary: Summary, is_met: bool | None) -> bool:
     return summary.verdict.valid or is_met is not None
 
 
+def is_slo_undecided(summary: Summary) -> bool:
+    """Return whether a valid run has objectives, of any kind, and decides neither met nor missed.
+
+    Objectives can be limits of latencies, tasks, token deadlines or right answers.
+    """
+    has_outcome = not summary.verdict.valid or summary.goodput.met is not None
+    return not has_outcome and any(True for _ in judge_objectives(summary))
+
+
 def describe_outcome(is_met: bool | None) -> str:
     """Return the outcome of an SLO or of an objective as a word."""
     if is_met is None:

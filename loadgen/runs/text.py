@@ -38,7 +38,7 @@ from loadgen.runs.run_facts import run_facts
 from loadgen.runs.run_title import run_title, workload_name
 from loadgen.runs.server_text import describe_energy, describe_server
 from loadgen.runs.slo_section import slo_section
-from loadgen.runs.slo_text import describe_result
+from loadgen.runs.slo_text import describe_result, is_slo_undecided
 from loadgen.runs.tiles import headline_tiles
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _result_kind(summary: Summary) -> Kind:
     is_slo_missed = goodput.met is False
     if is_slo_missed or fails_by_errors(summary):
         return "bad"
-    if goodput.undecided:
+    if is_slo_undecided(summary):
         return "warn"
 
     return "good" if goodput.met else ""

@@ -134,7 +134,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the outcome of a result whose runs are all valid, for example "VALID, SLO met".
 
         A sweep raises the load until the SLO is missed. So its outcome only says whether any load
-        met the SLO. A run without an SLO has a `slo_met` of None.
+        met the SLO. A run has a `slo_met` of None if it has no SLO or if the SLO is undecided.
         """
         if self.kind == "sweep":
             has_load_within_slo = self.curve is not None and bool(self.curve.best)
@@ -143,6 +143,8 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         outcomes = ["VALID"]
         if any(run.slo_met is False for run in self.runs):
             outcomes.append("SLO missed")
+        elif any(run.slo_undecided for run in self.runs):
+            outcomes.append("SLO undecided")
         elif self.runs and all(run.slo_met is True for run in self.runs):
             outcomes.append("SLO met")
 

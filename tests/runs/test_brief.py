@@ -169,3 +169,35 @@ def test_requests_that_fill_the_cache_are_not_called_a_warm_up(tmp_path: Path) -
     for text_of_run in (render_brief(summary), text.render(summary)):
         assert "(3 cache fill excluded)" in " ".join(text_of_run.split())
         assert "warm-up" not in text_of_run
+
+
+MISSED_LIMITS = {"ttft": "1ms", "tpot": "1ms", "e2e": "100s"}
+
+
+@pytest.mark.parametrize("class_count", [2, 12])
+def test_every_missed_objective_is_listed_or_counted_among_the_hidden_ones(
+    tmp_path: Path, class_count: int
+) -> None:
+    request_class = {
+        "weight": 1,
+        "requests": {"input_tokens": 500, "output_tokens": 100},
+        "slo": MISSED_LIMITS,
+    }
+    workload = {
+        "name": "classes",
+        "requests": {"classes": {f"class-{i}": request_class for i in range(class_count)}},
+        "stages": [{"arrival": {"poisson": "20/s"}, "duration": "30s"}],
+    }
+    summary = loadgen.run(workload, url="sim:gb300-vm", seed=1, out=tmp_path / "run").summary
+
+    output = render_brief(summary, tmp_path / "run")
+
+    missed_count = 2 * class_count
+    listed_count = len(re.findall(r"^  x ", output, re.MULTILINE))
+    hidden = re.search(r"(\d+) more objectives(?:, (\d+) of them missed)?: --full", output)
+    assert hidden is not None
+    assert listed_count + int(hidden[2] or 0) == missed_count
+    assert (
+        len(re.findall(r"^  (?:x|ok) ", output, re.MULTILINE)) + int(hidden[1]) == 3 * class_count
+    )
+    assert len(output.splitlines()) <= MAX_LINES

@@ -19,6 +19,7 @@ import run_fixtures
 from browser import Browser, find
 from scripted_server import answering
 
+import loadgen
 from loadgen.cli.app import run_command_line
 from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, load_summary
 from loadgen.pricing.price_file import load_prices
@@ -209,6 +210,28 @@ def test_a_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Pat
         stored_result.selected_load_point is not None
         and stored_result.selected_load_point.output_per_s == pytest.approx(PER_REQUEST * 2.4)
     )
+
+
+@pytest.mark.parametrize("objectives", [("+answers:95%",), ("answers:95%",)])
+def test_the_list_says_that_a_run_does_not_decide_its_slo(
+    tmp_path: Path, objectives: tuple[str, ...]
+) -> None:
+    loadgen.run(
+        "qa",
+        url="sim:gb300-vm",
+        check_answers=str(repository_paths.ROOT / "examples" / "questions.jsonl"),
+        slo=objectives,
+        seed=1,
+        out=tmp_path / "undecided",
+    )
+    _store(tmp_path / "decided")
+
+    results_by_name = {result.name: result for result in results_in(tmp_path)}
+
+    assert results_by_name["undecided"].runs[0].slo_undecided
+    assert not results_by_name["decided"].runs[0].slo_undecided
+    assert "SLO undecided" in results_by_name["undecided"].outcome
+    assert "SLO undecided" in results_page.render_text(list(results_by_name.values()))
 
 
 def test_only_a_folder_of_several_results_is_a_collection(results: Path) -> None:
