@@ -298,10 +298,25 @@ class _LocatedGaps(NamedTuple):
     Attributes:
         positions: The position of the response in `_Responses`.
         gap_starts: The index of its first gap in the array of all gaps.
+        gap_counts: The number of its gaps.
     """
 
     positions: NDArray[np.intp]
     gap_starts: Ints
+    gap_counts: Ints
+
+    def sort_longest_first(self) -> _LocatedGaps:
+        """Return the same responses, those with the most gaps first."""
+        longest_first = np.argsort(-self.gap_counts, kind="stable")
+        return _LocatedGaps(*(column[longest_first] for column in self))
+
+    def select_with_gap(self, gap_number: int) -> _LocatedGaps:
+        """Return the responses that have a gap with this number (0, 1, ...).
+
+        The responses must be sorted with the most gaps first, so that these are the first ones.
+        """
+        response_count = int(np.count_nonzero(self.gap_counts > gap_number))
+        return _LocatedGaps(*(column[:response_count] for column in self))
 
 
 class _DeadlineCounter:
@@ -345,31 +360,21 @@ class _DeadlineCounter:
         A gap is the time between two output events of a response. Event 1 follows gap 0, and so on.
         The loop treats gap n of all responses at once. Gaps of failed requests are ignored.
         """
-        unsorted = self._locate_gaps(gaps)
-        if len(unsorted.positions) == 0:
+        located = self._locate_gaps(gaps).sort_longest_first()
+        if len(located.positions) == 0:
             return
 
-        # Sort by the number of gaps, descending. So the responses that still have a gap n are
-        # always the first ones.
-        unsorted_counts = self._responses.gap_counts[unsorted.positions]
-        longest_first = np.argsort(-unsorted_counts, kind="stable")
-        positions = unsorted.positions[longest_first]
-        gap_starts = unsorted.gap_starts[longest_first]
-        gap_counts = unsorted_counts[longest_first]
-
-        longest_gap_count = int(gap_counts[0])
+        longest_gap_count = int(located.gap_counts[0])
         for gap_number in range(longest_gap_count):
-            active_count = int(np.count_nonzero(gap_counts > gap_number))
-            active_positions = positions[:active_count]
-            gap_indexes = gap_starts[:active_count] + gap_number
+            active = located.select_with_gap(gap_number)
             self._add_event(
-                positions=active_positions,
-                waits_ns=gaps.values[gap_indexes],
-                tokens=self._tokens_after_gap(active_positions, gap_number),
+                positions=active.positions,
+                waits_ns=gaps.values[active.gap_starts + gap_number],
+                tokens=self._tokens_after_gap(active.positions, gap_number),
                 deadline_ns=self._per_token_ns,
             )
 
-        self._is_complete[positions] = True
+        self._is_complete[located.positions] = True
 
     def counts(self) -> DeadlineCounts:
         """Return the met and missed deadlines of each response whose token times are all known."""
@@ -389,16 +394,22 @@ class _DeadlineCounter:
         """
         known_slots = self._responses.slots
         if len(known_slots) == 0 or len(gaps.slots) == 0:
-            return _LocatedGaps(np.zeros(0, np.intp), np.zeros(0, np.int64))
+            no_gaps = np.zeros(0, np.int64)
+            return _LocatedGaps(no_gaps.astype(np.intp), no_gaps, no_gaps)
 
         positions, is_known = _find_slots(known_slots, gaps.slots)
-        has_recorded_count = self._responses.gap_counts[positions] == gaps.counts
+        gap_counts = self._responses.gap_counts[positions]
+        has_recorded_count = gap_counts == gaps.counts
         is_new = ~self._is_complete[positions]
         is_usable = is_known & has_recorded_count & is_new
 
         # The gaps of all responses are one after the other in one array.
         gap_starts = np.cumsum(gaps.counts) - gaps.counts
-        return _LocatedGaps(positions[is_usable], gap_starts[is_usable])
+        return _LocatedGaps(
+            positions=positions[is_usable],
+            gap_starts=gap_starts[is_usable],
+            gap_counts=gap_counts[is_usable],
+        )
 
     def _tokens_after_gap(self, positions: NDArray[np.intp], gap_number: int) -> Ints:
         """Return how many tokens the output event after a gap has, for each response.
