@@ -416,7 +416,7 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "Goodput", _describe_goodput(summary)
 
     yield "Requests", _describe_requests(summary)
-    if summary.requests.by_error:
+    if summary.requests.errors_of_unstopped_requests:
         yield "Errors", _describe_errors(summary)
 
     if summary.answers is not None:
@@ -483,7 +483,7 @@ def _describe_requests(summary: Summary) -> str:
 
 def _describe_errors(summary: Summary) -> str:
     """Return the most frequent kinds of errors with their counts: `12 http_5xx, 3 timeout`."""
-    errors = list(summary.requests.by_error.items())
+    errors = list(summary.requests.errors_of_unstopped_requests.items())
     phrases = [f"{format.count(error.count)} {kind}" for kind, error in errors[:MAX_ERROR_KINDS]]
     if len(errors) > MAX_ERROR_KINDS:
         phrases.append(f"{len(errors) - MAX_ERROR_KINDS} other kinds")

@@ -57,6 +57,7 @@ class ProgressFacts(msgspec.Struct, frozen=True):
         ttft_p99_ms: 99th percentile of the TTFT of recent requests.
         failed: Failed requests.
         dropped: Dropped requests.
+        cancelled: Requests that were cancelled, sent or not, for example by an interruption.
         left_s: Time until the load ends; negative once it has ended.
         drain_left_s: Time until requests in flight are cut off.
     """
@@ -70,6 +71,7 @@ class ProgressFacts(msgspec.Struct, frozen=True):
     ttft_p99_ms: float | None
     failed: int
     dropped: int
+    cancelled: int
     left_s: float | None
     drain_left_s: float | None
 
@@ -169,6 +171,7 @@ class Progress:
             ttft_p99_ms=_sorted_quantile_ms(ttft_ns, 0.99),
             failed=counters.failed,
             dropped=counters.dropped,
+            cancelled=counters.cancelled,
             left_s=_round_if_known(load_left_s),
             drain_left_s=_round_if_known(self._drain_left_s(load_left_s)),
         )
@@ -313,6 +316,9 @@ def _line_parts(facts: ProgressFacts) -> list[_LinePart]:
 
     if facts.dropped:
         parts.append(_LinePart(f"{facts.dropped:,} dropped", importance=3))
+
+    if facts.cancelled:
+        parts.append(_LinePart(f"{facts.cancelled:,} cancelled", importance=3))
 
     if facts.left_s is not None:
         parts.append(_LinePart(_describe_time_left(facts), importance=4))

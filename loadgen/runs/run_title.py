@@ -11,6 +11,7 @@ from loadgen.repeated.capacity import Unit, rate_unit
 if TYPE_CHECKING:
     from loadgen.core.metrics.part_summaries import StageSummary, TargetSummary
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import TargetFacts
 
 SIMULATED_PREFIX = "simulated: "
@@ -129,13 +130,28 @@ def _load_duration_s(summary: Summary, stages: list[StageSummary]) -> float | No
     an open loop the time until the last request follows from the offered rate: n requests at r per
     second have n - 1 intervals of 1 / r. In other loads the measurement window is used, which
     includes the drain: in a closed loop, with sessions, or with several stages.
+
+    A run that ended early has requests of its schedule that were never due. Its load lasted until
+    the last request that was due.
     """
     offered_rps = summary.load.offered_rps
     request_count = summary.requests.scheduled
     is_one_open_loop = len(stages) == 1 and summary.sessions is None
+    if is_one_open_loop and summary.run.state != "finished":
+        return _time_until_last_due_s(summary.window)
     if is_one_open_loop and offered_rps and request_count > 1:
         return (request_count - 1) / offered_rps
     return summary.window.duration_s
+
+
+def _time_until_last_due_s(window: Window) -> float | None:
+    """Return the time from the first to the last measured due time, or the window if not known.
+
+    Both times are those of an open loop, in which the steady state ends at the last due time.
+    """
+    if window.start_s is None or window.steady.end_s is None:
+        return window.duration_s
+    return window.steady.end_s - window.start_s
 
 
 def format_duration(seconds: float) -> str:

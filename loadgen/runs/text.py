@@ -249,7 +249,7 @@ def _errors_section(requests: RequestCounts) -> Section:
     """Return the kinds of errors, with the text of the first error of each kind."""
     rows = [
         (kind, format.count(error.count), sanitize_server_text(error.first_text))
-        for kind, error in requests.by_error.items()
+        for kind, error in requests.errors_of_unstopped_requests.items()
     ]
     return section("Errors", Table(("kind", "requests", "message"), rows, "remarks"), id="errors")
 

@@ -35,6 +35,7 @@ FACTS = ProgressFacts(
     ttft_p50_ms=1_234.5,
     ttft_p99_ms=12_345.6,
     failed=12,
+    cancelled=0,
     dropped=13,
     left_s=1_234.0,
     drain_left_s=None,

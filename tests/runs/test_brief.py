@@ -12,6 +12,7 @@ import pytest
 from golden import check_golden
 
 import loadgen
+from loadgen.core.metrics.request_counts import ErrorKind
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.render import text as text_renderer
@@ -201,3 +202,33 @@ def test_every_missed_objective_is_listed_or_counted_among_the_hidden_ones(
         len(re.findall(r"^  (?:x|ok) ", output, re.MULTILINE)) + int(hidden[1]) == 3 * class_count
     )
     assert len(output.splitlines()) <= MAX_LINES
+
+
+def test_a_stopped_run_has_the_length_of_its_load_and_one_word_for_unsent_requests(
+    tmp_path: Path,
+) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    counts = summary.requests
+    last_due_s = (summary.window.start_s or 0.0) + 10.0
+    stopped = msgspec.structs.replace(
+        summary,
+        run=msgspec.structs.replace(summary.run, state="interrupted"),
+        window=msgspec.structs.replace(
+            summary.window,
+            steady=msgspec.structs.replace(summary.window.steady, end_s=last_due_s),
+        ),
+        requests=msgspec.structs.replace(
+            counts,
+            ok=counts.ok - 7,
+            cancelled=7,
+            by_error={"interrupted": ErrorKind(count=7, first_text="")},
+        ),
+    )
+
+    brief = render_brief(stopped)
+    full = text_renderer.render(text.report(stopped), full=True)
+
+    assert "for 10 s" in brief.splitlines()[3]
+    assert "7 cancelled" in brief
+    assert "7 interrupted" not in brief
+    assert not re.search(r"^interrupted +7", full, re.MULTILINE)

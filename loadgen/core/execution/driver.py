@@ -536,9 +536,12 @@ class Driver:
         of the drain. They do not count as failed.
         """
         assert completion.failure is not None
-        was_ended_by_loadgen = completion.failure.kind in CUTS
+        failure_kind = completion.failure.kind
+        was_ended_by_loadgen = failure_kind in CUTS
         if not was_ended_by_loadgen:
             self.counters.failed += 1
+        elif CUTS[failure_kind] == "cancelled":
+            self.counters.cancelled += 1
 
         # While all requests are being cancelled, a failure says nothing about its target.
         if self._is_cancelling:
@@ -635,9 +638,13 @@ class Driver:
         "dropped", for example by a limit of requests in flight. The target of the record is the one
         that the request would have had.
         """
-        self.counters.dropped += 1  # This counts all unsent slots, whatever their status.
         target = self._target_selection.choose_unsent(slot.slot_id)
         status = CUTS.get(slot.drop_reason, "dropped")
+        if status == "dropped":
+            self.counters.dropped += 1
+        elif status == "cancelled":
+            self.counters.cancelled += 1
+
         request_facts = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
         key = self._record_key(slot, target)
         self._record_log.add_record(

@@ -23,13 +23,23 @@ _RECENT_TTFTS = 2_000
 class Counters:
     """The counters that a progress line shows. They are updated in place during the load."""
 
-    __slots__ = ("dropped", "events", "failed", "in_flight", "ok", "recent_ttft_ns", "sent")
+    __slots__ = (
+        "cancelled",
+        "dropped",
+        "events",
+        "failed",
+        "in_flight",
+        "ok",
+        "recent_ttft_ns",
+        "sent",
+    )
 
     def __init__(self) -> None:
         self.sent = 0
         self.ok = 0
         self.failed = 0
         self.dropped = 0
+        self.cancelled = 0
         self.events = 0
         self.in_flight = 0
         self.recent_ttft_ns: deque[int] = deque(maxlen=_RECENT_TTFTS)

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.core.execution.events import Counters
 
-_COUNTER_NAMES = ("sent", "ok", "failed", "dropped", "events", "in_flight")
+_COUNTER_NAMES = ("sent", "ok", "failed", "dropped", "cancelled", "events", "in_flight")
 _MAX_TTFTS = 256  # The latest TTFTs of each worker.
 _BLOCK = np.dtype(
     [

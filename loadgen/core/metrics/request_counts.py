@@ -27,6 +27,10 @@ FAILED_TURN = "previous_turn_failed"
 """The kind of error of a request that was dropped because the one before it failed."""
 
 
+INTERRUPTED = "interrupted"
+"""The kind of error of a request that was cancelled because the run was stopped."""
+
+
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the wire, heads and bodies, of measured requests of any status."""
 
@@ -101,6 +105,14 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
             return 0.0
 
         return self.dropped / not_cancelled
+
+    @property
+    def errors_of_unstopped_requests(self) -> dict[str, ErrorKind]:
+        """The errors, without requests that were cancelled because the run was stopped.
+
+        The count `cancelled` already reports these, so that a report does not name them twice.
+        """
+        return {kind: error for kind, error in self.by_error.items() if kind != INTERRUPTED}
 
     def _count_of_error(self, kind: str) -> int:
         """Return the number of errors of a kind, which is 0 if it did not occur."""
