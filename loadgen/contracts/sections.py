@@ -30,8 +30,10 @@ from loadgen.contracts.verdict import (
     Validation,
 )
 from loadgen.contracts.verdict_text import (
+    compute_term_confidence,
     describe_extensions,
     describe_short_horizon,
+    find_common_confidence,
     format_confidence,
     format_coverage,
     format_term_interval,
@@ -126,13 +128,20 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
         verdict_paragraph: The verdict as a sentence.
     """
     has_several_levels = len(validation.levels) > 1
+    common_confidence = find_common_confidence(validation)
     rows = [
-        _build_brief_row(term, level.name if has_several_levels else "")
+        _build_brief_row(
+            term,
+            level.name if has_several_levels else "",
+            _format_brief_interval(term, validation, common_confidence),
+        )
         for level in validation.levels
         for term in level.terms
     ]
     level_column = ["level"] if has_several_levels else []
-    interval_column = f"{validation.confidence * 100:g} % CI"
+    interval_column = "CI"
+    if common_confidence is not None:
+        interval_column = f"{common_confidence * 100:g} % CI"
     head = ("verdict", *level_column, "term", "measured", interval_column)
     failures = [
         Paragraph(f"Level {level.name} was not judged: {level.failure_reason}.", "warn")
@@ -147,7 +156,17 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
     ]
 
 
-def _build_brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
+def _format_brief_interval(
+    term: TermVerdict, validation: Validation, common_confidence: float | None
+) -> str:
+    """Return the interval of a term, with its confidence if other terms have another one."""
+    interval = format_term_interval(term)
+    if common_confidence is not None or interval == format.NONE:
+        return interval
+    return f"{interval} ({compute_term_confidence(validation, term) * 100:g} %)"
+
+
+def _build_brief_row(term: TermVerdict, level: str, interval: str) -> tuple[str, ...]:
     """Return the row of a term: verdict, level (if there are several), term, metric, interval.
 
     A term of the list `should` is marked, because it does not count for the verdict.
@@ -159,7 +178,7 @@ def _build_brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
         *level_cell,
         term.term,
         format_term_value(term),
-        format_term_interval(term),
+        interval,
     )
 
 

@@ -50,8 +50,39 @@ def format_confidence(validation: Validation) -> str:
 
 
 def _last_confidence(validation: Validation) -> float:
-    """Return the confidence of the last interim analysis: see `judge.judge_interim_analyses`."""
-    return 1 - (1 - validation.confidence) * 0.5 ** (validation.analyses - 1)
+    """Return the confidence of the last interim analysis."""
+    return _compute_confidence(validation, validation.analyses)
+
+
+def _compute_confidence(validation: Validation, analysis: int) -> float:
+    """Return the confidence of an interim analysis: see `judge.judge_interim_analyses`."""
+    return 1 - (1 - validation.confidence) * 0.5 ** (analysis - 1)
+
+
+def compute_term_confidence(validation: Validation, term: TermVerdict) -> float:
+    """Return the confidence of the interval of a term.
+
+    It is that of the interim analysis which the interval is from. A term about scored responses is
+    judged only once, with the confidence of the contract.
+    """
+    analysis = 1 if term.analysis is None else term.analysis
+    return _compute_confidence(validation, analysis)
+
+
+def find_common_confidence(validation: Validation) -> float | None:
+    """Return the confidence of all intervals of a validation, or None if they have several.
+
+    Without any interval it is the confidence of the contract.
+    """
+    confidences = {
+        compute_term_confidence(validation, term)
+        for level in validation.levels
+        for term in level.terms
+        if term.low is not None or term.high is not None
+    }
+    if len(confidences) > 1:
+        return None
+    return next(iter(confidences), validation.confidence)
 
 
 def format_coverage(term: TermVerdict) -> str:

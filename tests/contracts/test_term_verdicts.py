@@ -24,6 +24,7 @@ from loadgen.contracts.verdict import (
     FAIL,
     INCONCLUSIVE,
     PASS,
+    LevelVerdict,
     TermVerdict,
     Validation,
     Verdict,
@@ -38,6 +39,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.render import html
+from loadgen.render.section import Paragraph, Table
 
 Records = NDArray[np.void]
 
@@ -755,6 +757,50 @@ def test_an_extended_validation_reports_the_confidence_of_its_last_analysis() ->
     inputs = PageInputs(contract_with("{requests: 7/s}"), "", {})
     page = html.render(sections.build_report(validation, inputs))
     assert confidence in re.sub(r"<[^>]+>", "", page)
+
+
+@pytest.mark.parametrize(
+    ("analyses", "column", "cells"),
+    [
+        ((2, 2), "97.5 % CI", ("1.00 ms to 2.00 ms", "1.00 ms to 2.00 ms")),
+        ((1, 1), "95 % CI", ("1.00 ms to 2.00 ms", "1.00 ms to 2.00 ms")),
+        ((None, None), "95 % CI", ("1.00 ms to 2.00 ms", "1.00 ms to 2.00 ms")),
+        ((2, 1), "CI", ("1.00 ms to 2.00 ms (97.5 %)", "1.00 ms to 2.00 ms (95 %)")),
+    ],
+)
+def test_the_interval_of_each_term_names_the_confidence_of_its_analysis(
+    analyses: tuple[int | None, ...], column: str, cells: tuple[str, ...]
+) -> None:
+    terms = tuple(
+        TermVerdict(
+            term="ttft",
+            level="load",
+            requirement="must",
+            verdict="PASS",
+            reason="",
+            low=1.0,
+            high=2.0,
+            unit="ms",
+            analysis=analysis,
+        )
+        for analysis in analyses
+    )
+    level = LevelVerdict(
+        name="load",
+        verdict="PASS",
+        workload="qa",
+        load="",
+        runs=(),
+        requests=1,
+        ok=1,
+        terms=terms,
+    )
+    validation = replace(validation_with("PASS", analyses=2), levels=(level,))
+    _, table_section, _ = sections.build_brief_sections(validation, Paragraph(""))
+    (table,) = table_section.parts
+    assert isinstance(table, Table)
+    assert table.head[-1] == column
+    assert tuple(row[-1] for row in table.rows) == cells
 
 
 @pytest.mark.parametrize(
