@@ -21,7 +21,7 @@ from loadgen.cli.output import print_result, print_status
 from loadgen.cli.resume import arguments_to_type_again, resume_arguments
 from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core import format, units
-from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError
+from loadgen.core.errors import OK, UNSOUND, CombinedError, LoadgenError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -338,6 +338,7 @@ def _read_validate_request(
         raise CombinedError(errors)
 
     _check_latency_terms(checked_contract, settings)
+    _check_workloads(checked_contract, settings)
     settings = with_contract_gpus(settings, checked_contract.contract.gpus)
     return ValidateRequest(checked_contract, settings, overrides, repetition)
 
@@ -372,6 +373,23 @@ def _check_latency_terms(checked_contract: CheckedContract, settings: Settings) 
 
     if errors:
         raise CombinedError(errors)
+
+
+def _check_workloads(checked_contract: CheckedContract, settings: Settings) -> None:
+    """Raise CombinedError for everything that a workload needs and the options exclude.
+
+    The runs of the levels would refuse the same, but only after the levels before them have run. A
+    problem of several levels is reported once.
+    """
+    from loadgen.core.execution.plan_checks import workload_errors
+
+    error_by_text: dict[str, LoadgenError] = {}
+    for plan in checked_contract.levels:
+        for error in workload_errors(plan.workload, settings):
+            error_by_text.setdefault(str(error), error)
+
+    if error_by_text:
+        raise CombinedError(list(error_by_text.values()))
 
 
 def _create_other_endpoint_settings(
@@ -781,6 +799,7 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     """Simulate a contract, print the load that each of its terms needs, and return the exit code.
 
     This is `loadgen validate --dry-run`. No request is sent.
+    The exit code says that the forecast is not usable if a level could not be simulated.
 
     Args:
         invocation: The command line.
@@ -806,6 +825,8 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     document = {"simulated": simulated.display_name, "levels": forecasts}
     print_result(document, report, as_json=output.as_json, full=output.full)
 
+    if any(forecast.failure_reason for forecast in forecasts):
+        return UNSOUND
     return OK
 
 

@@ -22,6 +22,7 @@ from loadgen.contracts.drafts import (
     ContractErrors,
     LevelDraft,
     LimitedMetric,
+    Location,
     PlacedTerm,
     Problem,
 )
@@ -36,6 +37,7 @@ from loadgen.core.analysis.fairness import group_by_tenant
 from loadgen.core.errors import CombinedError, LoadgenError, did_you_mean
 from loadgen.core.workload import Mix, Workload
 from loadgen.core.workload import load as load_workload
+from loadgen.core.workload.answers_objective import answers_objective_errors
 from loadgen.core.workload.flags import Overrides
 from loadgen.core.workload.request_classes import RequestClass
 from loadgen.core.workload.workload_files import packaged_files
@@ -221,7 +223,37 @@ def _load_workload(
             _add_workload_error(error, draft, errors)
         return None
 
-    return _with_rules_of_contract(workload, level, inputs.contract)
+    workload_of_level = _with_rules_of_contract(workload, level, inputs.contract)
+    _check_answers_objective(workload_of_level, draft, inputs, errors)
+    return workload_of_level
+
+
+def _check_answers_objective(
+    workload: Workload, draft: LevelDraft, inputs: LintInputs, errors: ContractErrors
+) -> None:
+    """Report an objective of the SLO on checked answers that a run of the level would refuse.
+
+    Args:
+        workload: The workload of the level, with the SLO that applies to the level.
+        draft: The level.
+        inputs: The contract.
+        errors: Collects the errors.
+    """
+    location = _locate_slo(draft, inputs.contract)
+    for error in answers_objective_errors(workload):
+        errors.add(location, error.code, error.message, error.hint)
+
+
+def _locate_slo(draft: LevelDraft, contract: Contract) -> Location:
+    """Return where a contract has the SLO of a level.
+
+    An SLO that only the workload file has is located at the name of this file.
+    """
+    if draft.level is not None and draft.level.slo is not None:
+        return (*draft.location, "slo", "answers")
+    if contract.slo is not None:
+        return ("slo", "answers")
+    return (*draft.location, "workload")
 
 
 def _with_rules_of_contract(

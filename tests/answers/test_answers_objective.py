@@ -175,3 +175,19 @@ def test_a_search_confirms_the_load_up_to_which_answers_are_correct(tmp_path: Pa
     exits(*search, *bounds, *lengths, *questions, *slo, "-o", str(tmp_path / "search"))
     result = json.loads((tmp_path / "search" / "search.json").read_text())
     assert 30 < result["answer"]["load"] < 60
+
+
+def question_options(folder: Path) -> tuple[str, ...]:
+    return ("--check-answers", str(write_questions(folder)), "--check-share", "40%")
+
+
+def test_a_part_of_a_run_with_questions_is_refused_before_its_target_is_probed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = ("--shard", "1/2", "--start-at", "2999-01-01T00:00:00Z", "--seed", "1")
+    command = ("run", "qa", "--url", "http://127.0.0.1:9", "--request-rate", "8", *part)
+    assert exits(*command, *question_options(tmp_path), "-o", str(tmp_path / "run")) == 2
+    printed = capsys.readouterr()
+    assert "--check-answers" in printed.err
+    assert "Target" not in printed.out + printed.err
+    assert not (tmp_path / "run").exists()

@@ -71,3 +71,45 @@ def test_a_forecast_counts_the_answers_of_the_simulated_load(
     forecast = capsys.readouterr().out
     assert "pass" in forecast
     assert "inconclusive" not in forecast
+
+
+OBJECTIVE = "slo: {ttft: 9s, answers: 95%}\n"
+
+
+@pytest.mark.parametrize("place", ["contract", "level", "workload"])
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_an_answers_objective_beside_class_slos_is_refused_at_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, dry_run: tuple[str, ...]
+) -> None:
+    """`loadgen run` refuses it, because the objective is judged for the whole load."""
+    contract = write_contract(tmp_path)
+    workload = tmp_path / "w.yaml"
+    workload_text = workload.read_text().replace("40}}", "40}, slo: {e2e: 90s}}")
+    contract_text = contract.read_text()
+    workload.write_text(workload_text)
+    line_by_place = {"contract": 1, "level": 5, "workload": 5}
+    if place == "contract":
+        contract.write_text(OBJECTIVE + contract_text)
+    elif place == "level":
+        contract.write_text(contract_text.replace("    workload:", f"    {OBJECTIVE}    workload:"))
+    else:
+        workload.write_text(workload_text + OBJECTIVE)
+
+    assert exits("validate", contract, "--url", "sim:gb300-vm", *dry_run) == 2
+    assert f"{contract}:{line_by_place[place]}:" in capsys.readouterr().err
+
+
+def test_an_answers_objective_without_questions_is_refused(tmp_path: Path) -> None:
+    contract = write_contract(tmp_path, check="false")
+    text = contract.read_text().replace("answers: 95%", "errors: 5%")
+    contract.write_text(OBJECTIVE + text)
+    assert exits("validate", contract, "--url", "sim:gb300-vm", "--dry-run") == 2
+
+
+def test_a_contract_that_needs_streamed_responses_is_refused_without_them(tmp_path: Path) -> None:
+    contract = write_contract(tmp_path)
+    workload = tmp_path / "w.yaml"
+    workload.write_text(f"{workload.read_text()}max_in_prefill: 4\n")
+    command = ("validate", contract, "--url", "sim:gb300-vm", "--dry-run")
+    assert exits(*command) == 0
+    assert exits(*command, "--no-stream") == 2

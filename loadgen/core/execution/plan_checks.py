@@ -12,6 +12,7 @@ from loadgen.core.execution.plan import Plan, Settings, share_of_limit
 from loadgen.core.execution.resource_limits import ConnectionDemand
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Mix, Task, Workload, requests_by_class
+from loadgen.core.workload.answers_objective import answers_objective_errors
 from loadgen.core.workload.request_classes import list_question_classes
 from loadgen.figures import needs as response_parts_needed_for
 
@@ -43,7 +44,7 @@ def check_plan(plan: Plan, *, is_local: bool) -> None:
     # The user sees the errors in this order.
     errors: list[LoadgenError] = [
         *resource_limits.unusable_source_errors(plan.job.settings.sources),
-        *_option_errors(plan.job.workload, plan.job.settings),
+        *workload_errors(plan.job.workload, plan.job.settings),
         *_oversized_request_errors(plan),
         *worker_count_errors,
         *_limit_share_errors(plan),
@@ -156,15 +157,18 @@ def _connection_errors(plan: Plan) -> Iterator[UserError]:
     yield from resource_limits.limit_errors(demand, resource_limits.read_machine_limits())
 
 
-def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+def workload_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
     """Yield an error for everything that a workload needs and these settings exclude.
+
+    No target has to be probed for this, so it can be checked before anything is started.
 
     Without streaming, and with APIs that return numbers instead of text, a response arrives at
     once, so nothing can depend on the time of its tokens.
     """
     yield from _task_errors(workload, settings)
     yield from _prefill_limit_errors(workload, settings)
-    yield from _answers_errors(workload)
+    yield from answers_objective_errors(workload)
+    yield from _distributed_questions_errors(workload, settings)
 
     if settings.returns_numbers:
         yield from _stop_rule_errors(workload, settings)
@@ -178,33 +182,18 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
         )
 
 
-def _answers_errors(workload: Workload) -> Iterator[UserError]:
-    """Yield an error for each reason why the objective on answers cannot be judged.
+def _distributed_questions_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """Yield an error if several machines would send questions with known answers.
 
-    The load needs questions with known answers. The objective is judged for the load as a whole, so
-    no class may have an SLO of its own.
+    The responses stay on the machines that sent the questions, so nothing could check them.
     """
-    if workload.slo is None or workload.slo.answers_share is None:
-        return
-
-    if not list_question_classes(workload.requests):
-        yield UserError(
-            "missing_key",
-            message="the objective answers needs questions with known answers in the load",
-            where="slo.answers",
-            hint="add --check-answers FILE, or check_answers: true to requests that read a file",
-        )
-
-    if not isinstance(workload.requests, Mix):
-        return
-    classes = workload.requests.classes.values()
-    if any(request_class.slo is not None for request_class in classes):
+    is_distributed = settings.ray is not None or settings.shard is not None
+    if is_distributed and list_question_classes(workload.requests):
         yield UserError(
             "unsupported",
-            message="the objective answers is judged for the whole load, but classes of it have "
-            "SLOs of their own",
-            where="slo.answers",
-            hint="remove the slo of each class, or the objective answers",
+            message="responses to questions stay on the machines that sent the questions",
+            where="--check-answers",
+            hint="send the load from this machine, without --ray and --shard",
         )
 
 

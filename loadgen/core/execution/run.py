@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.core import run_folder
-from loadgen.core.errors import UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution import backend, events, host_facts, run_manifest, step_targets
 from loadgen.core.execution.context import KnownTarget
 from loadgen.core.execution.folder_names import new_run_folder
@@ -28,7 +28,7 @@ from loadgen.core.execution.plan import (
     Settings,
     prepare_plan,
 )
-from loadgen.core.execution.plan_checks import check_plan
+from loadgen.core.execution.plan_checks import check_plan, workload_errors
 from loadgen.core.execution.probing import ProbeCache, probe_all
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, set_largest_kept_block
 from loadgen.core.execution.shard import PREPARATION_S, Shard, sleep_until_before_start
@@ -94,6 +94,7 @@ def execute(
         CombinedError: The run is not possible, for several reasons.
     """
     _check_virtual_time(settings)
+    _check_workload(workload, settings)
     settings = _keep_gaps_for_fluidity(workload, settings)
 
     # An object store that cannot be reached is reported before the run, not after it.
@@ -244,6 +245,16 @@ def _add_breakdowns(folder: Path, manifest: RunManifest) -> None:
     if unmatched is not None:
         notes = reasons.make_note("accounts_unjoined", unmatched)
         write_manifest(folder, run_manifest.add_notes(manifest, notes))
+
+
+def _check_workload(workload: Workload, settings: Settings) -> None:
+    """Raise CombinedError for everything that a workload needs and the options exclude.
+
+    `check_plan` repeats this with the settings of the plan, after the targets were probed.
+    """
+    errors: list[LoadgenError] = list(workload_errors(workload, settings))
+    if errors:
+        raise CombinedError(errors)
 
 
 def _check_virtual_time(settings: Settings) -> None:
@@ -408,17 +419,8 @@ class _HttpRun:
         return manifest
 
     def _write_known_answers(self, plan: Plan) -> None:
-        """Write what the responses will be checked against, if the load has known answers.
-
-        Raises UserError if several machines send the load, because their responses stay there.
-        """
+        """Write what the responses will be checked against, if the load has known answers."""
         known_answers = list_known_answers(plan.requests)
-        settings = plan.job.settings
-        is_distributed = settings.ray is not None or settings.shard is not None
-        if known_answers and is_distributed:
-            problem = "responses to questions stay on the machines that sent the questions"
-            hint = "send the load from this machine, without --ray and --shard"
-            raise UserError("unsupported", problem, "--check-answers", hint)
         answer_files.write_known_answers(self.folder, known_answers)
 
     def _wait_for_other_shards(self, plan: Plan, shard: Shard, runner: asyncio.Runner) -> None:
