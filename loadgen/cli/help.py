@@ -74,6 +74,11 @@ class HelpEntry(NamedTuple):
     text: str
 
 
+FULL_HELP_OPTION = "--help-all"
+
+SHORT_HELP_ENTRY = HelpEntry("-h, --help", "Show this message.")
+"""The help option of a group of commands, such as `loadgen` itself, which has no full help."""
+
 HELP_ENTRY = HelpEntry(
     "-h, --help, --help-all",
     "Show this message. --help-all also shows all options and the exit codes.",
@@ -87,7 +92,7 @@ class Command(TyperCommand):
         self, name: str | None, *, context_settings: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         """Let both options of the help be parsed by click."""
-        help_names = {"help_option_names": ["-h", "--help", "--help-all"]}
+        help_names = {"help_option_names": ["-h", "--help", FULL_HELP_OPTION]}
         super().__init__(name, context_settings=help_names | (context_settings or {}), **settings)
 
     def invoke(self, ctx: Context) -> object:
@@ -99,7 +104,7 @@ class Command(TyperCommand):
         """Write the help; the arguments of the whole command line are the `obj` of the context."""
         lines = format_full_help(self, ctx, formatter.width)
         arguments = ctx.find_root().obj or ()
-        if "--help-all" not in arguments and len(lines) > MAX_SHORT_HELP_LINES:
+        if FULL_HELP_OPTION not in arguments and len(lines) > MAX_SHORT_HELP_LINES:
             lines = format_short_help(self, ctx, formatter.width)
         formatter.write("\n".join(lines) + "\n")
 
@@ -205,7 +210,8 @@ def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -
     only the first sentence of the help.
     """
     if "--help" in option.opts:
-        return HELP_ENTRY
+        has_full_help = FULL_HELP_OPTION in ctx.help_option_names
+        return HELP_ENTRY if has_full_help else SHORT_HELP_ENTRY
 
     short_names = [name for name in option.opts if not name.startswith("--")]
     first_name, *other_names = [name for name in option.opts if name.startswith("--")]

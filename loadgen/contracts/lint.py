@@ -680,12 +680,14 @@ def _find_missing_deadlines(term: ContractTerm, plan: LevelPlan) -> Problem | No
     have_common_slo = all(slo == first_slo for slo in slos)
     if has_deadlines and have_common_slo:
         return None
+
+    hint = "slo: {ttft: 2s, tpot: 50ms}"
+    if not term.class_name:
+        hint += ", or name a request class: fluidity: {at: p95, share: 90%, class: chat}"
     return Problem(
         "no_slo",
-        "it needs an SLO with the deadlines of first and later tokens, which all requests that it "
-        "is about share",
-        "slo: {ttft: 2s, tpot: 50ms}, or name a request class: "
-        "fluidity: {at: p95, share: 90%, class: chat}",
+        "it needs a single SLO for its requests, with limits on TTFT and TPOT as token deadlines",
+        hint,
     )
 
 

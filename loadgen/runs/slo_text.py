@@ -7,6 +7,7 @@ workload with request classes may have one SLO per class instead.
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -467,21 +468,38 @@ def _list_undecided_objectives(scope: SloScope) -> Iterator[str]:
         yield f"{answers.text}: {answers.undecided}"
 
 
+class _UnsupportedTerm(NamedTuple):
+    """An objective that rests on too few samples, with the prefix that names its request class."""
+
+    class_prefix: str
+    term: TermResult
+
+    @property
+    def needed_runs(self) -> float:
+        """How many runs like this one would have enough samples; infinite if it has none."""
+        return self.term.needed / self.term.count if self.term.count else math.inf
+
+
 def _describe_too_few_samples(summary: Summary) -> Iterator[str]:
     """Yield a sentence if a percentile of the SLO rests on too few samples.
 
-    It is about the objective that needs most samples, and says for how long the same load would
-    have to run to produce them.
+    It is about the objective that would need the longest run, names its request class, and says for
+    how long the same load would have to run to produce the samples.
     """
-    terms = [term for _, scope in list_slo_scopes(summary) for term in scope.goodput.slo]
-    unsupported = [term for term in terms if not term.supported and not term.undecided]
+    unsupported = [
+        _UnsupportedTerm(prefix, term)
+        for prefix, scope in list_slo_scopes(summary)
+        for term in scope.goodput.slo
+        if not term.supported and not term.undecided
+    ]
     if not unsupported:
         return
 
-    most_demanding = max(unsupported, key=attrgetter("needed"))
-    needed_samples = most_demanding.needed
-    measured_samples = most_demanding.count
-    percentile = slo.name(most_demanding.metric, most_demanding.quantile)
+    most_demanding = max(unsupported, key=attrgetter("needed_runs"))
+    term = most_demanding.term
+    needed_samples = term.needed
+    measured_samples = term.count
+    percentile = f"{most_demanding.class_prefix}{slo.name(term.metric, term.quantile)}"
     duration_s = summary.window.duration_s
 
     needed_load = ""

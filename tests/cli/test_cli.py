@@ -192,6 +192,16 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
         assert flag in text
 
 
+@pytest.mark.parametrize("command", [(), ("mlperf",), ("run",)])
+def test_a_help_lists_the_full_help_only_if_the_command_has_one(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exits(*command, "--help") == OK
+    is_listed = "--help-all" in capsys.readouterr().out
+
+    assert (exits(*command, "--help-all") == OK) == is_listed
+
+
 @pytest.mark.processes
 def test_the_command_runs_as_a_python_module() -> None:
     process = subprocess.run(

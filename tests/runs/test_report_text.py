@@ -10,6 +10,7 @@ from golden import check_golden
 from make_examples import DATA
 from rich.cells import cell_len
 
+import loadgen
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.metrics.task_summary import Sessions
@@ -21,6 +22,7 @@ from loadgen.render.table import WIDTH
 from loadgen.runs import cells, text
 from loadgen.runs.client_text import is_host_busy
 from loadgen.runs.run_table import run_table
+from loadgen.runs.slo_text import describe_result
 
 RAG, API = (
     load_summary((DATA / f"summary_example_{name}.json").read_bytes())
@@ -270,3 +272,25 @@ def test_a_range_of_one_value_is_printed_as_one_value() -> None:
     assert format.shares((0.05, 0.05)) == "5 %"
     assert cells.format_range_ms(8.331, 8.332) == "8.33"
     assert cells.format_range_ms(8.33, 10) == "8.33-10.0"
+
+
+def test_too_few_samples_are_reported_for_the_class_that_needs_the_longest_run(
+    tmp_path: Path,
+) -> None:
+    def request_class(weight: int) -> dict[str, object]:
+        requests = {"input_tokens": 500, "output_tokens": 20}
+        return {"weight": weight, "requests": requests, "slo": {"ttft": "10s"}}
+
+    workload = {
+        "name": "classes",
+        "requests": {"classes": {"common": request_class(9), "rare": request_class(1)}},
+        "stages": [{"arrival": {"poisson": "10/s"}, "duration": "30s"}],
+    }
+    summary = loadgen.run(workload, url="sim:gb300-vm", seed=1, out=tmp_path / "run").summary
+    samples = {part.name: part.goodput.slo[0].count for part in summary.classes}
+    assert samples["rare"] < samples["common"]
+
+    result = describe_result(summary)
+
+    assert "rare: TTFT p99 needs" in result
+    assert f"this run has {samples['rare']}." in result

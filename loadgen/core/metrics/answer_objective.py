@@ -131,7 +131,7 @@ def _explain_undecided(limit: float, overall: ScorePart) -> str:
     high = format.percent(overall.high)
     too_few = (
         f"too few checked answers: the 95 % interval of the score of "
-        f"{format.count(overall.checked)} answers is {low} to {high}"
+        f"{format.counted(overall.checked, 'answer')} is {low} to {high}"
     )
     if needed is None:
         return f"{too_few}. {HOW_TO_CHECK_MORE}"

@@ -218,7 +218,8 @@ def _check_slo_has_effect(workload: Workload, errors: DocumentErrors) -> None:
         return
     if all(request_class.slo for request_class in workload.requests.classes.values()):
         hint = (
-            "write the limits of the classes in your own workload file, which may extend this one"
+            "copy the workload file and remove the slo of each class from the copy: --slo then "
+            "applies to all classes"
         )
         errors.add_option("no_effect", "each request class has its own SLO", "--slo", hint)
 

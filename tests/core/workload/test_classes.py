@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import repository_paths
 import run_page
+import yaml
 from expected_errors import refused
 from msgspec import structs
 from run_fixtures import NO_PAGES
@@ -263,6 +265,27 @@ def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -
     assert requested_workload.slo is not None and [
         term.metric for term in requested_workload.slo.terms
     ] == ["ttft"]
+
+
+@pytest.mark.parametrize("objective", ["+ttft:3s", "+answers:95%"])
+def test_a_copy_of_a_workload_without_slos_of_classes_takes_limits_by_flag(
+    tmp_path: Path, objective: str
+) -> None:
+    """The hint of the refusal recommends such a copy."""
+    questions = str(repository_paths.ROOT / "examples" / "questions.jsonl")
+    flags = read_flags(slo=(objective,), check_answers=questions)
+    with refused(CombinedError, "no_effect", "--slo"):
+        load("mixed", flags)
+
+    packaged_file = repository_paths.ROOT / "workloads" / "mixed.yaml"
+    document = yaml.safe_load(packaged_file.read_text("utf-8"))
+    for request_class in document["classes"].values():
+        del request_class["slo"]
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(document), "utf-8")
+    changed_workload = load(str(copy), flags)
+
+    assert changed_workload.slo is not None
 
 
 @pytest.mark.processes
