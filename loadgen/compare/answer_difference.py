@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.compare.difference import DetailedOutcome, Difference
 from loadgen.compare.judgement import POWER
 from loadgen.core import format
 from loadgen.core.metrics.answer_comparison import different_p_value, merge_scores
 from loadgen.core.metrics.answer_scores import AnswerScores, ScorePart
 from loadgen.render.section import Section, Table, section
+from loadgen.repeated.comparable_metrics import ANSWER_SCORE
 from loadgen.runs.answers_text import HEADING, format_p_value, format_score
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 NOTICEABLE_CHANGE = 0.03
 """A comparison that would miss a change of so many percentage points has too few answers."""
+
+EXACT_TEST = "answers are compared by an exact test, which has no interval"
+"""Why the difference of the answer score has no confidence interval."""
 
 
 class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +44,7 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
         is_different: Whether the scores differ with the confidence of the comparison.
         needed: About how many checked answers each side needs, so that a change of the score by
             NOTICEABLE_CHANGE is found in 90 % of such comparisons.
+        reason_not_judged: Why no metric of these sides is judged, such as "b is INVALID", or "".
     """
 
     side: str
@@ -47,6 +53,22 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float
     is_different: bool
     needed: int = 0
+    reason_not_judged: str = ""
+
+    @property
+    def outcome(self) -> DetailedOutcome:
+        """Whether this side is better or worse.
+
+        Without a difference, the outcome is inconclusive if too few answers were checked to find a
+        change of a few percentage points, or if the sides may not be judged.
+        """
+        if self.is_different:
+            score_before = self.before.score or 0.0
+            score_after = self.after.score or 0.0
+            return "better" if score_after > score_before else "worse"
+        if self.reason_not_judged or self.has_too_few_answers:
+            return "inconclusive"
+        return "equivalent"
 
     @property
     def has_too_few_answers(self) -> bool:
@@ -59,34 +81,56 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
         return mean_checked < self.needed
 
 
-def compare_answers(sides: Sequence[Side], confidence: float) -> Iterator[AnswerDifference]:
-    """Yield how the share of right answers differs between each side and the first side.
+def compare_answers(
+    first: Side, other: Side, confidence: float, reason_not_judged: str = ""
+) -> AnswerDifference | None:
+    """Return how the share of right answers differs between two sides.
 
-    A side is a server with all its runs. Sides without checked answers are left out.
+    A side is a server with all its runs. Return None if a side has no checked answers.
 
     Args:
-        sides: The sides. All others are compared with the first side.
+        first: The side to compare with.
+        other: The side to compare.
         confidence: For example, 0.99 reports a difference if its p-value is below 0.01.
+        reason_not_judged: Why no metric of these sides may be judged, or "".
     """
-    first_scores = _score_side(sides[0])
-    if first_scores is None:
-        return
+    first_scores = _score_side(first)
+    scores = _score_side(other)
+    if first_scores is None or scores is None:
+        return None
 
     largest_p_value = 1 - confidence
-    for side in sides[1:]:
-        scores = _score_side(side)
-        if scores is None:
-            continue
+    p_value = different_p_value(first_scores, scores)
+    return AnswerDifference(
+        side=other.name,
+        before=first_scores.overall,
+        after=scores.overall,
+        p_value=p_value,
+        is_different=not reason_not_judged and p_value < largest_p_value,
+        needed=count_needed_answers(_pool_scores(first_scores, scores), largest_p_value),
+        reason_not_judged=reason_not_judged,
+    )
 
-        p_value = different_p_value(first_scores, scores)
-        yield AnswerDifference(
-            side=side.name,
-            before=first_scores.overall,
-            after=scores.overall,
-            p_value=p_value,
-            is_different=p_value < largest_p_value,
-            needed=count_needed_answers(_pool_scores(first_scores, scores), largest_p_value),
-        )
+
+def judge_answer_score(difference: Difference, answers: AnswerDifference | None) -> Difference:
+    """Return a difference with the outcome of the exact test if it is that of the answer score.
+
+    Any other difference, and one that may not be judged, is returned unchanged.
+    """
+    is_answer_score = difference.metric == ANSWER_SCORE
+    if not is_answer_score or answers is None or answers.reason_not_judged:
+        return difference
+    reason = EXACT_TEST
+    if answers.outcome == "inconclusive":
+        needed = format.count(answers.needed)
+        reason = f"too few answers: about {needed} per side needed"
+    return msgspec.structs.replace(difference, detailed_outcome=answers.outcome, reason=reason)
+
+
+def compute_answer_score(side: Side) -> float | None:
+    """Return the share of right answers of all runs of a side, or None without checked answers."""
+    scores = _score_side(side)
+    return None if scores is None else scores.overall.score
 
 
 def _pool_scores(first: AnswerScores, other: AnswerScores) -> float:
@@ -149,29 +193,24 @@ def build_answer_section(differences: Sequence[AnswerDifference]) -> Section:
 
 
 def _describe_outcome(difference: AnswerDifference) -> str:
-    """Return whether a side is better or worse, with the p-value: "worse (p = 0.002)".
+    """Return whether a side is better or worse, with the p-value: "worse (p = 0.002)"."""
+    if difference.reason_not_judged:
+        return f"not judged ({difference.reason_not_judged})"
 
-    Without a difference, the outcome is inconclusive if too few answers were checked to find a
-    change of a few percentage points.
-    """
-    p_value = format_p_value(difference.p_value)
-    if difference.is_different:
-        score_before = difference.before.score or 0.0
-        score_after = difference.after.score or 0.0
-        direction = "better" if score_after > score_before else "worse"
-        return f"{direction} ({p_value})"
+    outcome = difference.outcome
+    if outcome == "inconclusive":
+        return outcome
 
-    if difference.has_too_few_answers:
-        return "inconclusive"
-    return f"no significant difference ({p_value})"
+    text = "no significant difference" if outcome == "equivalent" else outcome
+    return f"{text} ({format_p_value(difference.p_value)})"
 
 
 def _list_needed_answers(differences: Sequence[AnswerDifference]) -> Iterator[str]:
     """Yield a sentence for each inconclusive side, with the number of answers that is needed."""
     points = f"{NOTICEABLE_CHANGE * 100:g} percentage points"
     for difference in differences:
-        is_inconclusive = not difference.is_different and difference.has_too_few_answers
-        if is_inconclusive:
+        is_judged = not difference.reason_not_judged
+        if is_judged and difference.outcome == "inconclusive":
             before = format.count(difference.before.checked)
             after = format.count(difference.after.checked)
             yield (

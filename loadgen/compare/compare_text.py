@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 from loadgen.compare.answer_difference import build_answer_section
 from loadgen.compare.comparison import (
-    DEADLINES_DIFFER,
     NOT_SAME_WORK,
-    SLOS_DIFFER,
     Comparison,
     SideRecovery,
 )
@@ -55,8 +53,14 @@ _OUTCOMES_TO_COUNT: Mapping[Outcome, str] = {
 }
 """The outcomes whose metrics the summary counts, in this order, and what it says about them."""
 
-_OUTCOME_TEXTS: Mapping[str, str] = {DIFFER: "runs differ"}
-"""How an outcome is printed, if not by its own name."""
+_OUTCOME_TEXTS: Mapping[str, str] = {
+    DIFFER: "runs differ",
+    "equivalent": "no significant difference",
+}
+"""How an outcome is printed that has no known interval, if not by its own name."""
+
+NOT_COMPARED = "not compared"
+"""How the outcome of a metric is printed if the sides have different SLOs."""
 
 NEUTRAL_COLOR = "c6"
 """The color of a change that is not significant, as a CSS variable of the page."""
@@ -191,8 +195,7 @@ def _describe_slo_caveat(comparison: Comparison) -> str:
     texts = [
         f"{difference.name} ({difference.reason})"
         for difference in comparison.differences
-        if difference.reason in (SLOS_DIFFER, DEADLINES_DIFFER)
-        and not _is_of_class_or_step(difference)
+        if not difference.is_compared and not _is_of_class_or_step(difference)
     ]
     return f"Not compared: {', '.join(dict.fromkeys(texts))}." if texts else ""
 
@@ -291,10 +294,14 @@ def summarize_differences(comparison: Comparison, side_name: str) -> str:
             clauses.append(f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names)}")
 
     for outcome, clause in _OUTCOMES_TO_COUNT.items():
-        count = sum(difference.outcome == outcome for difference in differences)
+        count = sum(
+            difference.outcome == outcome and difference.is_compared for difference in differences
+        )
         if count:
             clauses.append(f"{clause} in {format.counted(count, 'metric')}")
 
+    if not clauses:
+        return f"{heading}: no metric is compared."
     return f"{heading}: {'; '.join(clauses)}."
 
 
@@ -556,6 +563,8 @@ def _format_outcome(difference: Difference) -> str:
 
     The percentage says that the whole interval is within 3.1 % of no change.
     """
+    if not difference.is_compared:
+        return NOT_COMPARED
     if difference.equivalent_within is None:
         return _OUTCOME_TEXTS.get(difference.detailed_outcome, difference.detailed_outcome)
     unit = "points" if difference.is_fraction else "%"

@@ -18,21 +18,26 @@ from loadgen.compare.accepted_lengths import (
     list_accepted_length_notes,
     measure_accepted_lengths,
 )
-from loadgen.compare.answer_difference import AnswerDifference, compare_answers
+from loadgen.compare.answer_difference import (
+    EXACT_TEST,
+    AnswerDifference,
+    compare_answers,
+    judge_answer_score,
+)
 from loadgen.compare.comparison_notes import (
     OTHER_TOOL_METRICS,
     describe_scope,
     format_run_label,
     list_notes,
 )
-from loadgen.compare.difference import Difference
+from loadgen.compare.difference import DEADLINES_DIFFER, SLOS_DIFFER, Difference
 from loadgen.compare.difference_estimators import DifferenceEstimator, IndependentRuns
 from loadgen.compare.estimates import NO_KNOWN_INTERVAL, compute_side_value
 from loadgen.compare.judgement import judge, to_change
 from loadgen.compare.parts import ComparedPart, list_shared_parts, restrict_to_part
 from loadgen.compare.significance import holm_levels, p_value
 from loadgen.compare.work_differences import (
-    describe_slo,
+    describe_slo_of_requests,
     describe_token_deadlines,
     describe_work_differences,
 )
@@ -41,16 +46,12 @@ from loadgen.core.metrics.sections import Recovery
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.repeated import comparable_metrics
-from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric
+from loadgen.repeated.comparable_metrics import ANSWER_SCORE, SHARE_PATHS, Metric, find_metric
 from loadgen.runs.comparison_side import Side, SideFacts
 
 NOT_SAME_WORK = "different workloads"
 SAME_RUN = "both sides are the same run"
 """Reasons for which no difference of two sides is judged."""
-
-SLOS_DIFFER = "the SLOs differ"
-DEADLINES_DIFFER = "the token deadlines differ"
-"""Reasons for which a metric that depends on the SLO is not judged."""
 
 
 class SideRecovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +136,7 @@ def compare(
     metrics = _list_metrics_to_compare(sides, extra_metrics)
     comparer = _Comparer(metrics, extra_metrics, confidence, estimator or IndependentRuns())
     differences: list[Difference] = []
+    answer_differences: list[AnswerDifference] = []
 
     work_differences: list[str] = []
     for other in sides[1:]:
@@ -146,7 +148,14 @@ def compare(
         else:
             reason_not_judged = _find_reason_not_judged(first, other)
 
-        differences += comparer.compare_sides(first, other, reason_not_judged)
+        answers = compare_answers(first, other, confidence, reason_not_judged)
+        if answers is not None:
+            answer_differences.append(answers)
+
+        differences += [
+            judge_answer_score(difference, answers)
+            for difference in comparer.compare_sides(first, other, reason_not_judged)
+        ]
         differences += comparer.compare_parts(first, other, reason_not_judged)
 
     codes_of_invalid_runs = {
@@ -170,7 +179,7 @@ def compare(
         codes=codes_of_invalid_runs,
         recovery=tuple(_list_recoveries(sides)),
         facts=tuple(side.facts for side in sides),
-        answers=tuple(compare_answers(sides, confidence)),
+        answers=tuple(answer_differences),
         accepted_lengths=measure_accepted_lengths(sides),
         accepted_length_notes=tuple(list_accepted_length_notes(sides)),
     )
@@ -186,6 +195,7 @@ def _list_metrics_to_compare(sides: Sequence[Side], extra_metrics: Sequence[str]
     paths = list(comparable_metrics.default_metric_paths())
     if any(side.reported_metrics for side in sides):
         paths += OTHER_TOOL_METRICS
+    paths.append(ANSWER_SCORE)
     paths += extra_metrics
     metrics = [find_metric(path) for path in dict.fromkeys(paths)]
     return [metric for metric in metrics if metric is not None]
@@ -320,16 +330,23 @@ class _Comparer:
             for difference in self._judge_pairs(complete_pairs, first_part, other_part):
                 yield msgspec.structs.replace(
                     difference,
-                    metric=f"{part.kind}.{part.name}.{difference.metric}",
+                    metric=f"{part.path_prefix}{difference.metric}",
                     name=f"{part.name}: {difference.name}",
                 )
 
     def _select_metrics(self, part: ComparedPart) -> Iterator[Metric]:
         """Yield the metrics that a class or step has itself, and not only the run as a whole.
 
+        Additional metrics may name one class or step, such as `classes.chat.goodput.steady_rps`.
         A step that computes embeddings generates no text, so it has no metrics of tokens.
         """
-        for metric in self._metrics:
+        extra_metrics = [
+            find_metric(path.removeprefix(part.path_prefix))
+            for path in self._extra_metrics
+            if path.startswith(part.path_prefix)
+        ]
+        known_extra_metrics = [metric for metric in extra_metrics if metric is not None]
+        for metric in dict.fromkeys([*self._metrics, *known_extra_metrics]):
             is_of_part = metric.path.startswith((*part.summary_fields, "ok_share"))
             if is_of_part and (part.has_tokens or not metric.path.startswith("tokens")):
                 yield metric
@@ -347,6 +364,8 @@ class _Comparer:
         """
         estimate = None
         reason = reason_not_judged or _find_slo_difference(first, other, metric)
+        if not reason and metric.path == ANSWER_SCORE:
+            reason = EXACT_TEST
         if not reason:
             estimate, reason = self._estimator.estimate(first, other, metric)
 
@@ -407,10 +426,11 @@ def _has_both_values(difference: Difference) -> bool:
 def _find_slo_difference(first: Side, other: Side, metric: Metric) -> str:
     """Return why a metric cannot be judged between sides with different SLOs, or "".
 
-    Goodput depends on all limits of the SLO, and the fluidity index on its token deadlines.
+    Goodput depends on all limits of the SLO except that of right answers, and the fluidity index on
+    its token deadlines.
     """
     is_goodput = "goodput" in metric.path
-    if is_goodput and describe_slo(first) != describe_slo(other):
+    if is_goodput and describe_slo_of_requests(first) != describe_slo_of_requests(other):
         return SLOS_DIFFER
 
     is_fluidity = metric.path.startswith("fluidity.")

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.compare.accepted_lengths import list_accepted_length_notes
-from loadgen.compare.work_differences import describe_slo, describe_token_deadlines
+from loadgen.compare.work_differences import (
+    describe_slo,
+    describe_slo_of_requests,
+    describe_token_deadlines,
+)
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE
 from loadgen.core.metrics.reasons import STATES
@@ -143,7 +147,10 @@ def _list_slo_notes(sides: Sequence[Side]) -> Iterator[str]:
     """Yield that the SLOs of the sides differ, or their token deadlines, if they do."""
     slos = [describe_slo(side) or "none" for side in sides if side.runs]
     if len(set(slos)) > 1:
-        yield f"different SLOs: {' vs. '.join(slos)}; SLO attainment is not compared"
+        slos_of_requests = {describe_slo_of_requests(side) for side in sides if side.runs}
+        is_attainment_compared = len(slos_of_requests) == 1
+        consequence = "" if is_attainment_compared else "; SLO attainment is not compared"
+        yield f"different SLOs: {' vs. '.join(slos)}{consequence}"
 
     deadlines = [describe_token_deadlines(side) for side in sides]
     known_deadlines = [text for text in deadlines if text]

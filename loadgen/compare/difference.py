@@ -13,6 +13,10 @@ from loadgen.repeated.comparable_metrics import SHARE_PATHS
 DIFFER: Literal["these two runs differ"] = "these two runs differ"
 """The outcome of a difference between single runs, which says nothing about the next runs."""
 
+SLOS_DIFFER = "the SLOs differ"
+DEADLINES_DIFFER = "the token deadlines differ"
+"""Reasons for which a metric that depends on the SLO is not compared."""
+
 DetailedOutcome = Literal[
     "better", "worse", "different", "these two runs differ", "equivalent", "inconclusive"
 ]
@@ -66,6 +70,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     def is_fraction(self) -> bool:
         """True if the metric is a fraction, so that `change` is a difference, not a ratio - 1."""
         return self.metric.endswith(SHARE_PATHS)
+
+    @property
+    def is_compared(self) -> bool:
+        """False if the sides have different SLOs, so that the values mean different things."""
+        return self.reason not in (SLOS_DIFFER, DEADLINES_DIFFER)
 
     @property
     def outcome(self) -> Outcome:

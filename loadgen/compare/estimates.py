@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from loadgen.compare.answer_difference import compute_answer_score
 from loadgen.compare.block_errors import (
     EstimateOrReason,
     describe_missing_samples,
@@ -23,7 +24,7 @@ from loadgen.core.analysis.within_run_variance import (
 )
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, Columns
-from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
+from loadgen.repeated.comparable_metrics import ANSWER_SCORE, SHARE_PATHS, Metric, metric_value
 from loadgen.runs.comparison_side import Side
 
 FLUIDITY_INDEX = "fluidity.index"
@@ -37,10 +38,14 @@ ZERO_VALUE = "the value is 0"
 def compute_side_value(side: Side, metric: Metric) -> float | None:
     """Return the value of a metric of a side, which is the mean over repeats.
 
+    The answer score is that of the answers of all repeats together.
+
     Return None if the side has no value, or if one of its runs has none.
     """
     if side.reported_metrics:
         return side.reported_metrics.get(metric.path)
+    if metric.path == ANSWER_SCORE:
+        return compute_answer_score(side)
     values = [metric_value(run.summary, metric.path) for run in side.runs]
     known_values = [value for value in values if value is not None]
     if not known_values or len(known_values) < len(values):

@@ -18,6 +18,9 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest
 from loadgen.runs.comparison_side import ComparedRun, Side
 
+PART_KINDS = ("classes", "steps")
+"""The lists of `summary.json` whose entries are compared, with which paths of metrics begin."""
+
 _STEP_FIELDS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
 _CLASS_FIELDS = (*_STEP_FIELDS, "goodput", "sessions", "fluidity")
 
@@ -41,6 +44,11 @@ class ComparedPart(NamedTuple):
     def name(self) -> str:
         """The name in paths of metrics, such as "chat" or "chat.retrieve"."""
         return ".".join(name for name in (self.class_name, self.step_name) if name)
+
+    @property
+    def path_prefix(self) -> str:
+        """The start of the paths of its metrics, such as "classes.chat."."""
+        return f"{self.kind}.{self.name}."
 
     @property
     def summary_fields(self) -> tuple[str, ...]:

@@ -16,13 +16,14 @@ import msgspec
 
 from loadgen.compare.comparison import NOT_SAME_WORK, SAME_RUN, Comparison
 from loadgen.compare.difference import Difference, describe_needed_load
+from loadgen.compare.parts import PART_KINDS
 from loadgen.compare.significance import load_needed
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric, metric_paths
 
 _CONDITION = re.compile(
-    r"\s*(?P<metric>[A-Za-z0-9_.]+)\s*(?P<test>>=|<=|>|<)\s*"
+    r"\s*(?P<metric>[\w.-]+)\s*(?P<test>>=|<=|>|<)\s*"
     r"(?P<sign>[+-]?)\s*(?P<digits>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>%|us|ms|s|)\s*"
 )
 _TIME_UNITS = ("us", "ms", "s")
@@ -122,12 +123,42 @@ def check_thresholds(
             only if none of it is, and is undecided otherwise.
     """
     run_count = min(comparison.runs, default=0)
+    difference_by_key = {
+        (difference.metric, difference.side): difference for difference in comparison.differences
+    }
     for condition in conditions:
-        for difference in comparison.differences:
-            if difference.metric == condition.metric:
-                yield check_threshold(
-                    condition, difference, run_count=run_count, beyond_noise=beyond_noise
-                )
+        for side_name in comparison.sides[1:]:
+            difference = difference_by_key.get((condition.metric, side_name))
+            if difference is None or difference.after is None:
+                yield _describe_missing_metric(condition, side_name, comparison)
+                continue
+            yield check_threshold(
+                condition, difference, run_count=run_count, beyond_noise=beyond_noise
+            )
+
+
+def _describe_missing_metric(
+    condition: Condition, side_name: str, comparison: Comparison
+) -> ThresholdOutcome:
+    """Return the undecided outcome of a condition on a metric that not both sides have.
+
+    The text names the paths of request classes and steps that have the metric, if there are any.
+    """
+    paths_of_parts = [
+        difference.metric
+        for difference in comparison.differences
+        if difference.side == side_name and difference.metric.endswith(f".{condition.metric}")
+    ]
+    text = f"{condition.metric} is not known for both sides"
+    if paths_of_parts:
+        text += f"; known: {', '.join(paths_of_parts)}"
+
+    return ThresholdOutcome(
+        condition=condition.text,
+        side=side_name,
+        failed=None,
+        text=text,
+    )
 
 
 def check_threshold(
@@ -154,7 +185,8 @@ def _parse_condition(text: str) -> Condition:
             "write METRIC > +5% for a change, or METRIC > 500ms for a value",
         )
 
-    metric = _find_metric(match["metric"], location)
+    path = _split_path(match["metric"])
+    metric = _find_metric(path.metric_name, location)
     _check_unit(match, metric, location)
 
     limit = float(match["digits"]) * _UNIT_FACTORS[match["unit"]]
@@ -163,11 +195,37 @@ def _parse_condition(text: str) -> Condition:
 
     return Condition(
         text=text,
-        metric=metric.path,
+        metric=f"{path.part_prefix}{metric.path}",
         test=match["test"],
         limit=limit,
         kind=_classify_limit(match, metric),
     )
+
+
+class _ConditionPath(NamedTuple):
+    """The path of a condition, such as "classes.chat.ttft_ms.p99", in two parts.
+
+    Attributes:
+        part_prefix: The request class or step with a dot, such as "classes.chat.". "" for the run.
+        metric_name: The metric, such as "ttft_ms.p99".
+    """
+
+    part_prefix: str
+    metric_name: str
+
+
+def _split_path(name: str) -> _ConditionPath:
+    """Return the path that a condition names, split before its metric.
+
+    The name of a class or step may contain dots, so the metric is the longest end that is known.
+    """
+    keys = name.split(".")
+    if keys[0] in PART_KINDS:
+        for index in range(2, len(keys)):
+            metric_name = ".".join(keys[index:])
+            if _find_known_metric(metric_name) is not None:
+                return _ConditionPath(".".join(keys[:index]) + ".", metric_name)
+    return _ConditionPath("", name)
 
 
 def _check_unit(match: re.Match[str], metric: Metric, location: str) -> None:
@@ -202,10 +260,7 @@ def _classify_limit(
 
 
 def _find_metric(name: str, location: str) -> Metric:
-    """Return the metric that a condition names.
-
-    The path of a latency, such as ttft_ms.p99, may be written without its unit (ttft.p99), with an
-    underscore in place of the dot (ttft_ms_p99), or both (ttft_p99).
+    """Return the metric that a condition names, as `_find_known_metric` does.
 
     Args:
         name: The metric as it was written.
@@ -214,19 +269,33 @@ def _find_metric(name: str, location: str) -> Metric:
     Raises:
         UserError: The metric is unknown. The hint has a similar name.
     """
+    metric = _find_known_metric(name)
+    if metric is not None:
+        return metric
+
+    object_name = name.partition(".")[0]
+    paths_of_object = [path for path in metric_paths() if path.startswith(f"{object_name}.")]
+    similar = closest(name, paths_of_object or metric_paths(), cutoff=0.5)
+    hint = "use a name of summary.json, like ttft_ms.p99 or goodput.share"
+    if similar:
+        hint = f"did you mean {similar}?"
+
+    raise UserError("unknown_name", f'unknown metric "{name}"', location, hint)
+
+
+def _find_known_metric(name: str) -> Metric | None:
+    """Return the metric that a condition names, or None if it is unknown.
+
+    The path of a latency, such as ttft_ms.p99, may be written without its unit (ttft.p99), with an
+    underscore in place of the dot (ttft_ms_p99), or both (ttft_p99).
+    """
     path_with_unit = name.replace(".", "_ms.", 1)
     path_with_unit_and_dot = re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name)
     for path in (name, path_with_unit, path_with_unit_and_dot):
         metric = find_metric(path)
         if metric is not None:
             return metric
-
-    similar = closest(name, metric_paths(), cutoff=0.5)
-    hint = "use a name of summary.json, like ttft_ms.p99 or goodput.share"
-    if similar:
-        hint = f"did you mean {similar}?"
-
-    raise UserError("unknown_name", f'unknown metric "{name}"', location, hint)
+    return None
 
 
 class _MeasuredChange(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+import msgspec
+
 from loadgen.compare.workload_fields import list_field_differences
 from loadgen.core import format
 from loadgen.core.limits import SHORTENED
@@ -79,6 +81,17 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
 def describe_slo(side: Side) -> str:
     """Return the SLO of a side as text, or "" without one."""
     return ", ".join(list_objectives(side.runs[0].summary)) if side.runs else ""
+
+
+def describe_slo_of_requests(side: Side) -> str:
+    """Return the SLO of a side without its objective on answers, or "" without another objective.
+
+    The share of requests that meet the SLO does not depend on the share of right answers.
+    """
+    if not side.runs:
+        return ""
+    summary = msgspec.structs.replace(side.runs[0].summary, answers=None)
+    return ", ".join(list_objectives(summary))
 
 
 def describe_token_deadlines(side: Side) -> str:

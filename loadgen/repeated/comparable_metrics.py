@@ -24,8 +24,12 @@ HIGHER_IS_BETTER = 1
 NO_DIRECTION = 0
 
 OK_SHARE = "ok_share"
+ANSWER_SCORE = "answers.overall.score"
+"""The path of the share of checked answers that are right."""
+
 SHARE_PATHS = (
     OK_SHARE,
+    ANSWER_SCORE,
     "goodput.share",
     "sessions.goodput.share",
     "fluidity.index",
@@ -167,6 +171,7 @@ def metric_paths() -> list[str]:
     return [
         *latency_paths,
         OK_SHARE,
+        ANSWER_SCORE,
         *sorted(_field_paths()),
         *session_time_paths,
         *SESSION_METRICS,
@@ -176,15 +181,18 @@ def metric_paths() -> list[str]:
 def find_metric(path: str) -> Metric | None:
     """Return the metric that a path in `summary.json` names, or None if it names none.
 
-    There are four groups of paths:
+    There are five groups of paths:
 
     - A statistic of a latency, such as `ttft_ms.p99`.
     - `ok_share`, the share of ok requests.
+    - `answers.overall.score`, the share of checked answers that are right.
     - A time or a number of sessions, such as `sessions.requests`.
     - A single number in an object, such as `goodput.share`.
     """
     if path == OK_SHARE:
         return Metric(path, "requests ok", "", HIGHER_IS_BETTER)
+    if path == ANSWER_SCORE:
+        return Metric(path, "right answers", "", HIGHER_IS_BETTER)
 
     latency_metric = _find_latency_metric(path)
     if latency_metric is not None:

@@ -13,7 +13,10 @@ from queueing import TOKENS, fail, rows
 from loadgen.compare import comparison
 from loadgen.compare.difference import Difference
 from loadgen.compare.estimates import estimate_side
+from loadgen.compare.exit_code import comparison_exit_code
 from loadgen.compare.fluidity_estimate import estimate_fluidity_index
+from loadgen.compare.thresholds import check_thresholds, parse_thresholds
+from loadgen.core.errors import INCONCLUSIVE, SLO_MISSED
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
@@ -159,6 +162,24 @@ def test_the_fluidity_index_of_a_request_class_is_compared(tmp_path: Path) -> No
         out = tmp_path / seed
         execute(load(str(tmp_path / "mix.yaml"), flags), Settings(url="sim:gb300-vm", out=out))
         sides.append(compare_side(out))
+
+    texts = [
+        "classes.chat.fluidity.index < 100%",
+        "classes.chat.fluidity.index < 1%",
+        "classes.chat.tokens.output_per_s > 1",
+        "classes.chat.e2e.p50 > 1us",
+        "classes.batch.fluidity.index < 1%",
+        "classes.other.e2e.p50 > 1us",
+        "fluidity.index < 1%",
+    ]
+    conditions = parse_thresholds(texts)
+    result = comparison.compare(sides, extra_metrics=[condition.metric for condition in conditions])
+    outcomes = list(check_thresholds(conditions, result))
+    assert [outcome.condition for outcome in outcomes] == texts
+    assert [outcome.failed for outcome in outcomes] == [True, False, True, True, None, None, None]
+    assert "classes.chat.fluidity.index" in outcomes[-1].text
+    assert comparison_exit_code(result, outcomes) == SLO_MISSED
+    assert comparison_exit_code(result, outcomes[-2:]) == INCONCLUSIVE
 
     result = comparison.compare(sides)
     by_metric = {difference.metric: difference for difference in result.differences}
