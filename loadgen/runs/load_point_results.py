@@ -18,7 +18,7 @@ from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.runs.load_points import PointGroup
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival
-from loadgen.runs.slo_text import is_slo_undecided
+from loadgen.runs.slo_text import is_slo_undecided, list_undecided_reasons
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +71,7 @@ class LoadPointResult(
         unsupported: The names of the latencies above that have too few samples.
         slo_attainment: The fraction of requests that met every objective of the SLO.
         slo_met: Whether the run met the SLO. Null without an SLO, and if it is undecided.
+        undecided_reasons: The reasons why it is undecided whether the run met the SLO.
         state: How the run ended, for example "finished" or "interrupted".
         is_closed_loop: Whether virtual users sent the load.
         on_pareto_front: Whether no other load point has both a higher throughput per GPU and a
@@ -107,6 +108,7 @@ class LoadPointResult(
     slo_attainment: float | None
     slo_met: bool | None
     slo_undecided: bool = False
+    undecided_reasons: tuple[str, ...] = ()
     valid: bool
     state: str
     simulated: bool
@@ -209,6 +211,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         slo_attainment=goodput.share,
         slo_met=goodput.met,
         slo_undecided=is_slo_undecided(summary),
+        undecided_reasons=list_undecided_reasons(summary),
         sustained=summary.sustainable.sustained,
         many_errors=has_too_many_errors,
         answers=summary.answers,
@@ -306,6 +309,7 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
     repeat. A reservation, such as too few samples for a latency, applies if one repeat has it.
     """
     unsupported_latencies = {latency for repeat in repeats for latency in repeat.unsupported}
+    reasons = dict.fromkeys(reason for repeat in repeats for reason in repeat.undecided_reasons)
     return msgspec.structs.replace(
         repeats[0],
         ok=sum(repeat.ok for repeat in repeats),
@@ -318,6 +322,7 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         # In any repeat
         unsupported=tuple(sorted(unsupported_latencies)),
         slo_undecided=any(repeat.slo_undecided for repeat in repeats),
+        undecided_reasons=tuple(reasons),
         simulated=any(repeat.simulated for repeat in repeats),
     )
 

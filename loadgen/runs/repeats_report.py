@@ -197,8 +197,9 @@ def _describe_repeated_load(repeats: RepeatSummary, curve: SweepCurve) -> str:
 def _describe_slo_outcome(repeats: RepeatSummary, curve: SweepCurve) -> list[Paragraph]:
     """Return in how many of the runs the SLO was met, and which missed it. Empty without an SLO.
 
-    A run that is not valid, or cannot decide the SLO, neither met nor missed it. The paragraph is
-    good if all runs met the SLO, bad if one missed it, and else a warning.
+    A run that is not valid, or cannot decide the SLO, neither met nor missed it. Runs that cannot
+    decide it are named, and a paragraph for each has the reasons. The first paragraph is good if
+    all runs met the SLO, bad if one missed it, and else a warning.
     """
     if not curve.slo:
         return []
@@ -209,13 +210,35 @@ def _describe_slo_outcome(repeats: RepeatSummary, curve: SweepCurve) -> list[Par
     missed_runs = [name for name in repeats.runs if name in missed_names]
     run_count = len(curve.load_points)
 
-    met_text = f"SLO met in {met_count} of {format.counted(run_count, 'run')}"
-    if missed_runs:
-        text = f"{met_text}; missed by {', '.join(missed_runs)}: {curve.slo}."
-        return [Paragraph(text, "bad")]
+    undecided_by_name = {point.name: point for point in valid_points if point.slo_undecided}
+    undecided_points = [
+        undecided_by_name[name] for name in repeats.runs if name in undecided_by_name
+    ]
 
-    is_met_by_all = met_count == run_count
-    return [Paragraph(f"{met_text}: {curve.slo}.", "good" if is_met_by_all else "warn")]
+    parts = [f"SLO met in {met_count} of {format.counted(run_count, 'run')}"]
+    if missed_runs:
+        parts.append(f"missed by {', '.join(missed_runs)}")
+    if undecided_points:
+        undecided_runs = ", ".join(point.name for point in undecided_points)
+        parts.append(f"undecided in {len(undecided_points)} ({undecided_runs})")
+
+    color = _choose_outcome_color(is_met_by_all=met_count == run_count, is_missed=bool(missed_runs))
+    outcome = Paragraph(f"{'; '.join(parts)}: {curve.slo}.", color)
+    return [outcome, *_describe_undecided_runs(undecided_points)]
+
+
+def _choose_outcome_color(*, is_met_by_all: bool, is_missed: bool) -> Kind:
+    """Return the color of the outcome: good if all runs met the SLO, bad if one missed it."""
+    if is_missed:
+        return "bad"
+    return "good" if is_met_by_all else "warn"
+
+
+def _describe_undecided_runs(undecided_points: Sequence[LoadPointResult]) -> Iterator[Paragraph]:
+    """Yield a warning for each run that cannot decide the SLO, with the reasons."""
+    for point in undecided_points:
+        if point.undecided_reasons:
+            yield Paragraph(f"{point.name}: {'; '.join(point.undecided_reasons)}.", "warn")
 
 
 def _describe_validity(repeats: RepeatSummary) -> list[Paragraph]:

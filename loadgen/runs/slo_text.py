@@ -438,19 +438,37 @@ def _describe_undecided(summary: Summary) -> str:
     """
     goodput = summary.goodput
     if goodput.unfinished:
-        unfinished = format.count(summary.requests.unfinished)
-        scheduled = format.counted(summary.requests.scheduled, "request")
-        return (
-            f"SLO undecided: {unfinished} of {scheduled} were unfinished when the drain ended. Use "
-            "a longer --grace, or leave it out."
-        )
+        unfinished = _describe_unfinished(summary)
+        return f"SLO undecided: {unfinished}. Use a longer --grace, or leave it out."
+
+    return f"SLO undecided: {'; '.join(list_undecided_reasons(summary))}."
+
+
+def list_undecided_reasons(summary: Summary) -> tuple[str, ...]:
+    """Return why it is undecided whether a valid run met its SLO, each reason once.
+
+    Either requests were unfinished, or there is a reason for each undecided objective. Return
+    nothing if the SLO is met or missed, and for a run that is not valid, whose objectives are not
+    judged.
+    """
+    if not summary.verdict.valid or summary.goodput.met is not None:
+        return ()
+    if summary.goodput.unfinished:
+        return (_describe_unfinished(summary),)
 
     distinct_reasons = dict.fromkeys(
         f"{prefix}{reason}"
         for prefix, scope in list_slo_scopes(summary)
         for reason in _list_undecided_objectives(scope)
     )
-    return f"SLO undecided: {'; '.join(distinct_reasons)}."
+    return tuple(distinct_reasons)
+
+
+def _describe_unfinished(summary: Summary) -> str:
+    """Return how many requests had no response yet when the run stopped to wait for them."""
+    unfinished = format.count(summary.requests.unfinished)
+    scheduled = format.counted(summary.requests.scheduled, "request")
+    return f"{unfinished} of {scheduled} were unfinished when the drain ended"
 
 
 def _list_undecided_objectives(scope: SloScope) -> Iterator[str]:

@@ -80,6 +80,9 @@ BRIEF_COLUMNS = (
     "",
 )
 """The columns of the table that a terminal shows by default."""
+MAX_UNDECIDED_REASONS = 4
+"""The number of reasons that a report of a sweep names for undecided load points."""
+
 BRIEF_UNITS = "Latencies in ms. ~: too few samples."
 UNITS = (
     "Latencies in ms. req/s and output tokens/s are those of the steady-state window. Per user: "
@@ -464,7 +467,7 @@ def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
     """Yield why no load point is the best one within the SLO, and what to do.
 
     The first sentence is about the lowest load that failed. The following ones count the load
-    points that are no proper measurement, and those with too few requests to judge the SLO.
+    points that are no proper measurement, and those that cannot decide the SLO, with the reasons.
     """
     yield _describe_lowest_failure(curve)
     complete_points = [point for point in curve.load_points if _is_complete_and_valid(point)]
@@ -476,8 +479,28 @@ def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
         yield _describe_unusable_points(unusable_points, all_points)
 
     if undecided_points:
-        verb = "has" if len(undecided_points) == 1 else "have"
-        yield f"{len(undecided_points)} of {all_points} {verb} too few requests to decide the SLO."
+        yield f"{len(undecided_points)} of {all_points} cannot decide the SLO."
+        yield from _describe_undecided_points(undecided_points)
+
+
+def _describe_undecided_points(points: Sequence[LoadPointResult]) -> Iterator[str]:
+    """Yield why load points cannot decide the SLO, as a sentence for each different reason.
+
+    At most MAX_UNDECIDED_REASONS reasons are named.
+    """
+    labels_by_reason: dict[str, list[str]] = {}
+    for point in points:
+        for reason in point.undecided_reasons:
+            labels_by_reason.setdefault(reason, []).append(point.short_label)
+
+    listed_reasons = list(labels_by_reason.items())[:MAX_UNDECIDED_REASONS]
+    for reason, labels in listed_reasons:
+        yield f"{', '.join(labels)}: {reason}."
+
+    other_count = len(labels_by_reason) - len(listed_reasons)
+    if other_count:
+        other_reasons = format.counted(other_count, "other reason")
+        yield f"For {other_reasons}, run loadgen report on the directory of a load point."
 
 
 def _describe_unusable_points(unusable: Sequence[LoadPointResult], all_points: str) -> str:

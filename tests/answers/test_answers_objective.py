@@ -191,3 +191,42 @@ def test_a_part_of_a_run_with_questions_is_refused_before_its_target_is_probed(
     assert "--check-answers" in printed.err
     assert "Target" not in printed.out + printed.err
     assert not (tmp_path / "run").exists()
+
+
+SHORT_LOAD = ("-d", "20s", "--request-rate", "8", "--slo", "+answers:95%", "--seed", "1")
+
+
+def test_repeats_name_the_runs_that_cannot_decide_the_answers_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output_dir = tmp_path / "repeats"
+    command = ("run", "qa", "--url", "sim:gb300-vm", *question_options(tmp_path), *SHORT_LOAD)
+    exits(*command, "--repeat", "3", "-o", str(output_dir))
+    out = " ".join(capsys.readouterr().out.split())
+
+    undecided_runs = []
+    for run_dir in run_folder.runs_in(output_dir):
+        summary = run_folder.read_summary(run_dir)
+        if summary.goodput.met is None:
+            undecided_runs.append(run_dir.name)
+            assert read_objective(summary).undecided in out
+    assert undecided_runs
+    assert f"undecided in {len(undecided_runs)} ({', '.join(undecided_runs)})" in out
+    page = tmp_path / "page.html"
+    exits("report", str(output_dir), "--html", str(page))
+    assert f"undecided in {len(undecided_runs)}" in page.read_text()
+
+
+@pytest.mark.parametrize("slo", ["answers:95%", "+answers:95%"])
+def test_a_sweep_says_how_many_answers_its_load_points_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], slo: str
+) -> None:
+    output_dir = tmp_path / "sweep"
+    load_points = ("-c", "8,32", "-n", "150", "--seed", "1", "--slo", slo, "--strict")
+    command = ("sweep", "qa", "--url", "sim:gb300-vm", *question_options(tmp_path), *load_points)
+    assert exits(*command, "-o", str(output_dir)) == 4
+    out = " ".join(capsys.readouterr().out.split())
+
+    assert "too few requests" not in out
+    for run_dir in run_folder.runs_in(output_dir):
+        assert read_objective(run_folder.read_summary(run_dir)).undecided in out
