@@ -12,7 +12,7 @@ from loadgen.core import format
 from loadgen.core.errors import TargetError
 from loadgen.core.execution.folder_names import locked_folder
 from loadgen.runs.progress import RemainingSteps
-from loadgen.search import agent_capacity, capacity_files, experiment, search_text
+from loadgen.search import agent_capacity, experiment, search_text
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.forecast import describe_forecast, forecast_search
 from loadgen.search.load_search import LoadSearch
@@ -147,9 +147,9 @@ class SearchRun:
             targets = format.counted(len(settings.endpoints), "target")
             print_status(f"Load over {targets}: rates are those of all targets together")
 
-        objectives = search_text.describe_objectives(self.runner.goal.term_names)
+        objectives = search_text.describe_goal(self.runner.goal)
         simulated = " (simulated)" if settings.backend.simulated else ""
-        print_status(f"Searching for the highest load that meets {objectives}{simulated}")
+        print_status(f"Searching for the highest load that meets: {objectives}{simulated}")
         print_status(f"Reproduce with --seed {self.runner.seed}")
 
         forecast = forecast_search(
@@ -238,7 +238,8 @@ class SearchRun:
     def _print_result(self, result: SearchResult, output: Output) -> None:
         """Print the result in the requested form.
 
-        - "report": the report on stdout, and where the files are and how to resume on stderr.
+        - "report": the report on stdout, which also says how to resume a search that was stopped,
+          and where the files are on stderr.
         - "json": the content of `search.json`, on stdout.
         - "none": one line on stderr that states why the search ended.
         """
@@ -246,18 +247,13 @@ class SearchRun:
         match output:
             case "report":
                 print_report(report_ended_search(output_dir), full=self.full)
-                self._print_files(result)
+                self._print_files()
             case "json":
                 sys.stdout.write((output_dir / experiment.RESULT_FILE).read_text("utf-8"))
             case "none":
                 print_status(f"Search {output_dir}: {search_text.describe_stop(result)}")
 
-    def _print_files(self, result: SearchResult) -> None:
-        """Print where the files of the search are, and how to resume it if it was stopped."""
+    def _print_files(self) -> None:
+        """Print where the files of the search are."""
         output_dir = shlex.quote(str(self.runner.output_dir))
         print_status(f"Results: {output_dir}. All details: loadgen report {output_dir} --full")
-        command = capacity_files.usable_resume_command(
-            result, self.search.results, self.runner.resume_command
-        )
-        if command:
-            print_status(f"Resume with: {command}")

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from loadgen.core import format
+from loadgen.core import format, slo
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.core.stats.intervals import length_to_meet_s
 from loadgen.render.section import Facts, Section, Table, section
 from loadgen.repeated import capacity
-from loadgen.search.goal import FAILED, FULL_LENGTH, INVALID, PASSED
+from loadgen.search.goal import FAILED, FULL_LENGTH, INVALID, PASSED, Goal
 from loadgen.search.search_results import (
     CONFIRMED_STOPS,
     PlannedTrial,
@@ -25,6 +25,7 @@ from loadgen.search.search_results import (
 )
 from loadgen.search.search_settings import ENOUGH_TRIALS, INTERVAL_CONFIDENCE
 
+NS_PER_MS = 1e6
 SECONDS_PER_MINUTE = 60
 QUERIES_UNIT = " queries/s"
 """The unit of loads by MLPerf's rules."""
@@ -238,6 +239,19 @@ def describe_objectives(term_names: Sequence[str]) -> str:
         match = LATENCY_OBJECTIVE.fullmatch(name)
         labels.append(f"{match['metric'].upper()} {match['quantile']}" if match else name)
     return ", ".join(labels)
+
+
+def describe_goal(goal: Goal) -> str:
+    """Return the objectives of a search with the limits of latencies.
+
+    Objectives that are not limits of latencies have only their names.
+    """
+    limits = [
+        slo.describe_term(term.metric, term.quantile, term.limit_ns / NS_PER_MS)
+        for term in goal.slo.terms
+    ]
+    other_names = goal.term_names[len(limits) :]
+    return ", ".join([*limits, *other_names])
 
 
 def _describe_unknown_sustainability(result: SearchResult, unit: str) -> str:
