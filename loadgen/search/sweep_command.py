@@ -158,7 +158,8 @@ def _run_once(sweep_run: SweepRun, output: _Output) -> int:
     )
     print_status(describe_files(sweep_run.output_dir))
 
-    if curve.resume:
+    is_in_report = not output.as_json
+    if curve.resume and not is_in_report:
         print_status(f"Resume with: {curve.resume}")
 
     return outcome_code(outcome, strict=output.strict)
