@@ -1,4 +1,4 @@
-"""Tests beside another instrumentation of the same client, such as OpenLLMetry."""
+"""Tests together with another instrumentation of the same client, such as OpenLLMetry."""
 
 from __future__ import annotations
 
