@@ -31,6 +31,7 @@ from loadgen.core.results import checksums
 from loadgen.core.run_folder import read_summary
 from loadgen.render import text
 from loadgen.runs.kind import load_compared_run
+from loadgen.sim.server.options import Options
 from loadgen.ui.results_list import results_in
 
 pytestmark = pytest.mark.commands
@@ -513,7 +514,9 @@ def test_comparing_a_live_folder_names_the_command_that_reads_it(
 
 @pytest.mark.processes
 def test_a_live_comparison_measures_two_servers_over_http(tmp_path: Path) -> None:
-    urls = [servers.shared(number=number).url for number in (0, 1)]
+    # A send delay is compared with the TTFT, which is long enough here for a busy host.
+    options = Options(ttft="50ms", itl="0.2ms")
+    urls = [servers.shared(options, number).url for number in (0, 1)]
     load = ("-c", "4", "-n", "40", "--warmup", "0", "--isl", "20", "--osl", "5")
     code = exits(
         "compare", "qa", "--live", *urls, *load, "--repeat", "3", "--progress", "off",
@@ -521,7 +524,8 @@ def test_a_live_comparison_measures_two_servers_over_http(tmp_path: Path) -> Non
     )  # fmt: skip
     assert code in (0, 3), "3: this host may be too busy to measure"
     stored = read_stored(tmp_path / "http")
-    assert stored.complete_groups == 3 and stored.comparison.valid is (code == 0)
+    assert stored.comparison.valid is (code == 0)
+    assert stored.complete_groups == 3 or not stored.comparison.valid
     assert [Target.parse(url).address for url in urls] == [
         Target.parse(target).address for target in stored.plan.targets
     ]

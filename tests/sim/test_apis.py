@@ -579,7 +579,7 @@ def test_images_of_requests_have_the_requested_size_and_differ() -> None:
         ),
         (
             "run coding-agent --api rerank --url sim:gb300-vm",
-            "not text, so no later request can continue it",
+            "tool calls need the chat API",
         ),
         ("run qa --api rerank --url sim:gb300-vm", "the requests have no documents to rerank"),
     ],
