@@ -89,7 +89,7 @@ def run_load(load: Load, seconds: float, folder: str) -> dict[str, Any]:
             "duration": seconds,
         }
         return rig.measure_with_server(
-            server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
+            server.url, lambda: rig.run_contender("ours.py", "load", arguments)
         )
 
 

@@ -64,7 +64,7 @@ def measure_once(case: Case) -> dict[str, Any]:
             "num_requests": case.requests,
         }
         result = rig.measure_with_server(
-            server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
+            server.url, lambda: rig.run_contender("ours.py", "load", arguments)
         )
 
     expected_events = case.requests * case.tokens

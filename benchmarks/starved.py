@@ -194,7 +194,7 @@ def run_starved_load(
         "seed": "1",
         "warmup": "0",
     }
-    command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(arguments)]
+    command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "load", json.dumps(arguments)]
 
     record_log = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
     with start_on_client_core(command, 0) as client:

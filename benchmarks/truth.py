@@ -201,7 +201,7 @@ def measure_once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str,
             }
             # The client is a process of its own on one core: the script ours.py.
             result = rig.measure_with_server(
-                server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
+                server.url, lambda: rig.run_contender("ours.py", "load", arguments)
             )
 
         log = parse_log(Path(log_path).read_bytes())
