@@ -132,7 +132,7 @@ PrepareClient = Callable[[str, Case, Path], PreparedClient]
 def prepare_floor(url: str, case: Case, _scratch: Path) -> PreparedClient:
     """Prepare the C reader, which only counts bytes."""
     port = url.rpartition(":")[2]
-    body = json.dumps(contenders.request_body(case.tokens))
+    body = json.dumps(contenders.create_request_body(case.tokens))
     binary = str(compile_floor())
     return PreparedClient([binary, port, str(case.concurrency), str(case.requests), body])
 
@@ -238,7 +238,7 @@ def prepare_aiohttp(url: str, case: Case, _scratch: Path) -> PreparedClient:
         "requests": case.requests,
     }
     script = str(rig.BENCHMARKS_DIR / "contenders.py")
-    command = [sys.executable, script, "closed", json.dumps(arguments)]
+    command = [sys.executable, script, "closed_loop", json.dumps(arguments)]
 
     return PreparedClient(command)
 

@@ -20,9 +20,10 @@ import rig
 import uvloop
 
 from loadgen.core.execution import run, run_manifest
-from loadgen.core.execution.driver import START_DELAY_NS, Driver, WorkerResult, run_worker
+from loadgen.core.execution.driver import START_DELAY_NS, Driver, run_worker
 from loadgen.core.execution.plan import Plan, PreparationContext, Settings, prepare_plan
 from loadgen.core.execution.probing import probe_url
+from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, encode_manifest
 from loadgen.core.sidecars.compactor_process import Compactor
@@ -66,7 +67,7 @@ def run_streams(url: str, streams: int, tokens: int) -> dict[str, Any]:
     Return the result of `run_load`, and the number of events that it should have received.
     """
     requests = {"input_tokens": 4, "output_tokens": tokens}
-    flags = {"concurrency": streams, "num_requests": streams, "stagger": "0"}
+    flags: dict[str, Any] = {"concurrency": streams, "num_requests": streams, "stagger": "0"}
     result = run_load(url, requests=requests, **flags)
     result["expected"] = streams * tokens
     return result
