@@ -3,8 +3,8 @@
     python benchmarks/fluidity.py
 
 The first table has responses of 200 tokens with a planted pause of one second: at the start, at the
-end, and spread over short pauses. TPOT is the same for all three, and the longest pause is the
-same for two of them, which the index tells apart. The second table has the CPU time of computing the
+end, and spread over short pauses. TPOT is the same for all three, and the longest pause is the same
+for two of them, which the index tells apart. The second table has the CPU time of computing the
 index after a run, per output event, next to the rule of Etalon applied token by token in Python.
 Exit 1 if the two disagree about any deadline, or if an event costs more than the limit.
 """
