@@ -187,11 +187,11 @@ def draw_responses(count: int) -> RecordedResponses:
 
 def have_equal_counts(vectorized: DeadlineCounts, reference: Sequence[ResponseDeadlines]) -> bool:
     """Return whether both ways of counting agree about every response."""
-    vectorized_deadlines = vectorized.deadlines.tolist()
-    vectorized_missed = vectorized.missed.tolist()
-    return vectorized_deadlines == [
-        response.deadlines for response in reference
-    ] and vectorized_missed == [response.missed for response in reference]
+    expected_deadlines = [response.deadlines for response in reference]
+    expected_missed = [response.missed for response in reference]
+    has_equal_deadlines = np.array_equal(vectorized.deadlines, expected_deadlines)
+    has_equal_missed = np.array_equal(vectorized.missed, expected_missed)
+    return has_equal_deadlines and has_equal_missed
 
 
 def main() -> int:
