@@ -325,7 +325,7 @@ def write_tokenizer(scratch: Path) -> Path:
 
     Its vocabulary is the words w0, w1 and so on.
     """
-    words = {f"w{number}": number + 1 for number in range(VOCABULARY_WORDS)}
+    token_ids = {f"w{number}": number + 1 for number in range(VOCABULARY_WORDS)}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
@@ -335,7 +335,7 @@ def write_tokenizer(scratch: Path) -> Path:
         "normalizer": None,
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, **words}, "unk_token": "[UNK]"},
+        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, **token_ids}, "unk_token": "[UNK]"},
     }
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
 

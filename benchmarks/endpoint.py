@@ -223,8 +223,8 @@ def run_case(case: Case) -> CaseResult:
         log_path = scratch / "log"
         options = prepare_server_options(case, scratch)
         with start_endpoint(Options(**options, log=str(log_path))) as endpoint:
-            read_client = partial(read_timed, endpoint.url, case)
-            usage = rig.measure_with_server(endpoint.url, read_client)
+            run_client = partial(read_timed, endpoint.url, case)
+            usage = rig.measure_with_server(endpoint.url, run_client)
 
         # The first process writes to the path of the option, the others add their number.
         processes = options.get("cores", 1)

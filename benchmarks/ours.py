@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from loadgen.core.execution.probing import probe_url
 from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, encode_manifest
+from loadgen.core.results.record import STATUS
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.workload import Workload, load, read_flags
 
@@ -77,10 +79,8 @@ def create_workload(
     run_dir: Path, requests: Mapping[str, object], flags: Mapping[str, Any]
 ) -> Workload:
     """Write a workload file with a block of requests, and load it with options of `loadgen run`."""
-    workload_path = run_dir / "bench.yaml"
-    # Without the quotes of its strings, the dict as Python prints it is a YAML mapping.
-    requests_yaml = str(requests).replace("'", "")
-    workload_path.write_text(f"name: bench\nrequests: {requests_yaml}\n")
+    workload_path = run_dir / "bench.yaml"  # JSON is valid YAML
+    workload_path.write_text(json.dumps({"name": "bench", "requests": requests}))
     return load(str(workload_path), read_flags(**flags))
 
 
@@ -134,20 +134,17 @@ def send_load(
 
     The window opens shortly before the first request and closes after the last record.
     """
-    settings = Settings(url=url)
-    drivers: list[Driver] = []  # the worker adds its driver, which knows the number of reads
+    drivers: list[Driver] = []  # the worker adds its driver, whose reactor counts the reads
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        probe_result = runner.run(probe_url(settings, workload.timeout_ns / 1e9))
-        context = PreparationContext(folder=run_dir)
-        plan, user_starts = prepare_plan(workload, settings, (probe_result,), context)
-        manifest = run_manifest.create_manifest(plan, workload, user_starts)
-        store.replace(run_dir / "run.json", encode_manifest(manifest))
-
+        plan, manifest = runner.run(plan_load(url, run_dir, workload))
         recorder = Compactor(run_dir)
         recorder_cpu = RecorderCpu()
         gate = StartGate(recorder_cpu, window)
-        worker_result = runner.run(run_worker(plan, 0, 1, gate.wait, drivers.append))
+        worker = run_worker(
+            plan, worker=0, workers=1, wait_for_start=gate.wait, on_started=drivers.append
+        )
+        worker_result = runner.run(worker)
         window.end()
         recorder_cpu_s = recorder_cpu.used_s()
 
@@ -162,6 +159,17 @@ def send_load(
     )
 
 
+async def plan_load(url: str, run_dir: Path, workload: Workload) -> tuple[Plan, RunManifest]:
+    """Probe the server, plan the load, and write the manifest of the run to its folder."""
+    settings = Settings(url=url)
+    probe_result = await probe_url(settings, workload.timeout_ns / 1e9)
+    context = PreparationContext(folder=run_dir)
+    plan, user_starts = prepare_plan(workload, settings, (probe_result,), context)
+    manifest = run_manifest.create_manifest(plan, workload, user_starts)
+    store.replace(run_dir / "run.json", encode_manifest(manifest))
+    return plan, manifest
+
+
 def count_records(run_dir: Path, socket_reads: int) -> dict[str, float]:
     """Return the numbers of requests, of successful ones and of output events of a stored run.
 
@@ -169,10 +177,9 @@ def count_records(run_dir: Path, socket_reads: int) -> dict[str, float]:
     """
     records = store.read_run(run_dir).rows
     events = int(records["output_events"].sum())
-    ok_status = 0
     return {
         "requests": len(records),
-        "ok": int((records["status"] == ok_status).sum()),
+        "ok": int((records["status"] == STATUS["ok"]).sum()),
         "events": events,
         "reads_per_event": socket_reads / max(events, 1),
     }

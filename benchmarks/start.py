@@ -131,12 +131,11 @@ def find_first_arrival_ns(log: SentRequests, expected_requests: int) -> int:
     return min(arrivals_ns)
 
 
-class MeasuredLoad:
+class MeasuredLoad(NamedTuple):
     """A load and the times of its runs, one per round."""
 
-    def __init__(self, load: Load, rounds: int) -> None:
-        self.load = load
-        self.runs = [measure_run(load) for _ in range(rounds)]
+    load: Load
+    runs: list[RunTimes]
 
     def medians(self) -> RunTimes:
         """Return the median of each time over all runs."""
@@ -161,12 +160,17 @@ class MeasuredLoad:
         ]
 
 
+def measure_load(load: Load, rounds: int) -> MeasuredLoad:
+    """Run a load `rounds` times, and return the times of all runs."""
+    return MeasuredLoad(load, [measure_run(load) for _ in range(rounds)])
+
+
 def format_times(times_s: Sequence[float]) -> str:
     """Return the median of times in seconds, with the smallest in brackets."""
     return f"{rig.median(times_s):.3f} ({min(times_s):.3f})"
 
 
-def prompt_cpu_ms_per_1000_tokens(short: MeasuredLoad, long: MeasuredLoad) -> float:
+def compute_prompt_cpu_ms_per_1000_tokens(short: MeasuredLoad, long: MeasuredLoad) -> float:
     """Return the CPU-ms that 1,000 tokens of a prompt cost before the first request.
 
     It is the slope between two loads that differ only in the length of their prompts, so that the
@@ -193,7 +197,7 @@ def print_limits(short: MeasuredLoad, long: MeasuredLoad, many: MeasuredLoad) ->
     print_limit("CPU till then", start.start_cpu_s, "s", MAX_START_CPU_S)
     print_limit(
         "CPU per 1,000 prompt tokens",
-        prompt_cpu_ms_per_1000_tokens(short, long),
+        compute_prompt_cpu_ms_per_1000_tokens(short, long),
         "ms",
         MAX_CPU_MS_PER_1000_PROMPT_TOKENS,
     )
@@ -231,9 +235,9 @@ def main() -> None:
     many_load = Load(args.many, input_tokens=20, output_tokens=4, concurrency=256)
 
     measure_run(short_load._replace(requests=10))  # warms the caches of the file system
-    short = MeasuredLoad(short_load, args.rounds)
-    long = MeasuredLoad(long_load, args.rounds)
-    many = MeasuredLoad(many_load, args.rounds)
+    short = measure_load(short_load, args.rounds)
+    long = measure_load(long_load, args.rounds)
+    many = measure_load(many_load, args.rounds)
 
     rows = [short.format_row(), long.format_row(), many.format_row()]
     print(rig.format_table(COLUMNS, rows))
