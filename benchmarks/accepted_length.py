@@ -110,7 +110,8 @@ def main() -> int:
     """Print the recovered lengths; return 1 if one of them or its verdict is wrong."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--requests", type=int, default=300, help="requests of 200 tokens each")
-    args = rig.parse_arguments(parser, requests=20)
+    smoke_defaults = {"requests": 20}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     recovered_lengths = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -326,6 +326,7 @@ def write_tokenizer(scratch: Path) -> Path:
     Its vocabulary is the words w0, w1 and so on.
     """
     token_ids = {f"w{number}": number + 1 for number in range(VOCABULARY_WORDS)}
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0, **token_ids}, "unk_token": "[UNK]"}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
@@ -335,7 +336,7 @@ def write_tokenizer(scratch: Path) -> Path:
         "normalizer": None,
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, **token_ids}, "unk_token": "[UNK]"},
+        "model": model,
     }
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
@@ -609,7 +610,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--vllm-rs", default="", metavar="FILE")
     parser.add_argument("--sglang-bench", default="", metavar="FOLDER")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
-    return rig.parse_arguments(parser, share=0.02, rounds=1, cases="short")
+    smoke_defaults = {"share": 0.02, "rounds": 1, "cases": "short"}
+    return rig.parse_arguments(parser, **smoke_defaults)
 
 
 def main() -> None:

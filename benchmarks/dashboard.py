@@ -173,7 +173,8 @@ def main() -> int:
     """Print the values of each query; return 1 if one has none."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="of the load")
-    args = rig.parse_arguments(parser, seconds=12.0)
+    smoke_defaults = {"seconds": 12.0}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     prometheus = shutil.which("prometheus")
     if prometheus is None:

@@ -80,8 +80,8 @@ MIN_TOKENS = 4
 
 LAST_CHUNK = b"0\r\n\r\n"  # with which a response over HTTP/1.1 ends
 READ_BYTES = 1 << 20
-OPENING_POLL_S = 0.001
-READING_POLL_S = 5.0
+OPENING_POLL_TIMEOUT_S = 0.001
+READING_POLL_TIMEOUT_S = 5.0
 
 REALTIME_PRIORITY = 5  # above that of the reader, which rig.py gives the priority 1
 LATENESS_WINDOW_NS = 100_000_000
@@ -160,8 +160,8 @@ class ResponseReader:
 
             # While there are connections to open, waiting for an event must not delay them.
             is_opening = opened < self._case.connections
-            poll_s = OPENING_POLL_S if is_opening else READING_POLL_S
-            for fd, _events in self._epoll.poll(poll_s):
+            poll_timeout_s = OPENING_POLL_TIMEOUT_S if is_opening else READING_POLL_TIMEOUT_S
+            for fd, _events in self._epoll.poll(poll_timeout_s):
                 self._read_connection(fd)
 
         self._epoll.close()
@@ -310,7 +310,8 @@ def main() -> None:
         "--share", type=float, default=1.0, help="fraction of the streams and of their tokens"
     )
     parser.add_argument("--only", default="", help="part of a case's name")
-    args = rig.parse_arguments(parser, share=0.05)
+    smoke_defaults = {"share": 0.05}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     rows = []
     for name, full_case in CASES.items():

@@ -227,7 +227,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=float, default=EVENTS_PER_S, help="events/s")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each contender in a round")
-    args = rig.parse_arguments(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
+    smoke_defaults = {"streams": "16", "rounds": 1, "rate": 2_000.0, "seconds": 0.5}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     print("One core for the client and one for the server. CPU-seconds are of the client process;")
     print("the column `recorder` adds those of our process that writes Parquet files.")

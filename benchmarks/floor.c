@@ -40,6 +40,7 @@ struct progress {
     long received_bytes;
 };
 
+/* Exit with a message and the text of errno. */
 static void fail(const char *message) {
     perror(message);
     exit(1);
@@ -72,6 +73,7 @@ static int connect_to_server(int port) {
     return fd;
 }
 
+/* Send the request on a connection and count it. */
 static void send_request(int fd, struct progress *progress) {
     if (write(fd, request, request_bytes) != request_bytes) fail("write");
     progress->sent_requests++;
@@ -86,14 +88,14 @@ static void start_connection(int epoll_fd, int port, struct progress *progress) 
 }
 
 /* Return whether received data ends a response. The last chunk may come in a read of its own, but the server
-   writes its five bytes at once, so that no read has only a part of them. */
+ * writes its five bytes at once, so that no read has only a part of them. */
 static int ends_response(const char *data, ssize_t length) {
     return length >= LAST_CHUNK_BYTES &&
            !memcmp(data + length - LAST_CHUNK_BYTES, LAST_CHUNK, LAST_CHUNK_BYTES);
 }
 
 /* Read what has arrived on a connection. At the end of a response, send the next request, or close the
-   connection if all requests have been sent. */
+ * connection if all requests have been sent. */
 static void read_connection(int fd, long total_requests, struct progress *progress) {
     ssize_t length = read(fd, read_buffer, sizeof read_buffer);
     if (length <= 0) fail("the server closed a connection");
@@ -123,6 +125,7 @@ static void read_all_responses(int epoll_fd, long total_requests, struct progres
     }
 }
 
+/* Run the closed loop as the command line says, and print the reads and received bytes as JSON. */
 int main(int argc, char **argv) {
     if (argc != 5) {
         fprintf(stderr, "usage: floor PORT CONCURRENCY REQUESTS BODY\n");

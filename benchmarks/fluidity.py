@@ -198,7 +198,8 @@ def main() -> int:
     """Print both tables; return 1 if the results disagree or the cost is above its limit."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--responses", type=int, default=2_000, help="responses of 500 events")
-    args = rig.parse_arguments(parser, responses=20)
+    smoke_defaults = {"responses": 20}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     pause_rows = [format_planted_pause(name, gaps_ns) for name, gaps_ns in plant_pauses().items()]
     print(rig.format_table(PAUSE_COLUMNS, pause_rows) + "\n")

@@ -176,9 +176,9 @@ class ReactorTimer:
             return
 
         self._lateness_ns.append(now_ns - self._due_ns)
-        fired = len(self._lateness_ns)
-        if fired < len(self._gaps_ns):
-            self._set_timer(now_ns + self._gaps_ns[fired])
+        firing_count = len(self._lateness_ns)
+        if firing_count < len(self._gaps_ns):
+            self._set_timer(now_ns + self._gaps_ns[firing_count])
         else:
             self._reactor.wake_at(FOREVER)
             self._finished.set_result(None)
@@ -208,13 +208,13 @@ class LoopTimer:
         now_ns = monotonic_ns()
         self._lateness_ns.append(now_ns - due_ns)
 
-        calls = len(self._lateness_ns)
-        if calls == len(self._gaps_ns):
+        call_count = len(self._lateness_ns)
+        if call_count == len(self._gaps_ns):
             self._finished.set_result(None)
             return
 
         # `call_at` takes the time of the loop, which has another origin than the monotonic clock.
-        next_due_ns = now_ns + self._gaps_ns[calls]
+        next_due_ns = now_ns + self._gaps_ns[call_count]
         delay_s = (next_due_ns - monotonic_ns()) / 1e9
         self._loop.call_at(self._loop.time() + delay_s, self._on_call, next_due_ns)
 
@@ -268,7 +268,8 @@ def main() -> None:
     parser.add_argument(
         "--instants", type=int, default=2_000, help="how often each bare timer fires"
     )
-    args = rig.parse_arguments(parser, seconds=1.0, loads=1, instants=50)
+    smoke_defaults = {"seconds": 1.0, "loads": 1, "instants": 50}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     print(f"One core each for client and endpoint; {args.seconds:g} s of Poisson arrivals.\n")
     load_rows = [format_load(load, run_load(load, args.seconds)) for load in LOADS[: args.loads]]

@@ -95,7 +95,8 @@ def main() -> None:
     parser = rig.create_parser(__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--tokens", type=int, default=500, help="of the long streams")
-    args = rig.parse_arguments(parser, requests=50, tokens=50)
+    smoke_defaults = {"requests": 50, "tokens": 50}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     few_load = start.Load(args.requests, input_tokens=150, output_tokens=10, concurrency=128)
     many_load = few_load._replace(requests=GROWTH_FACTOR * args.requests)

@@ -256,7 +256,7 @@ class OpenAIClient:
             return exchange.failure or CANCELLED
         except Exception as error:
             # An exception of the package is a failed request. It must not end the run.
-            return self._failure_of(error, exchange)
+            return self._convert_error(error, exchange)
 
         return exchange.reader.find_failure(True, False, self._is_streaming)
 
@@ -310,10 +310,10 @@ class OpenAIClient:
             api = self._client.chat.completions
         return await api.create(**named, extra_body=fields, extra_headers=headers)
 
-    def _failure_of(self, error: Exception, exchange: Exchange) -> Failure:
-        """Return the failure that an exception of the package means, and store its HTTP status.
+    def _convert_error(self, error: Exception, exchange: Exchange) -> Failure:
+        """Return the failure that an exception of the package means, without secrets in its text.
 
-        Secrets are removed from its text.
+        If the exception has an HTTP status, the exchange gets it too.
         """
         failure = classify_library_error(error)
         if failure.http_status:

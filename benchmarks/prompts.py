@@ -72,9 +72,10 @@ COLUMNS = ("prompts", "ms / 1,000 tokens", "µs / request", "µs / fingerprint")
 
 
 def measure_first_prompt_ms(rounds: int) -> float:
-    """Return the CPU-ms of a process from a workload that is read to its first prompt.
+    """Return how many CPU-ms a new process needs to build the first prompt of a workload.
 
-    It is the smallest of several processes, because other work of the machine only adds time.
+    The smallest value of several processes counts, because other work of the machine only adds
+    time.
     """
     durations_ms = []
     for _ in range(rounds):
@@ -151,7 +152,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="a tokenizer.json of one's own")
     parser.add_argument("--tokens", type=int, default=200_000, help="of prompts, in each pass")
     parser.add_argument("--rounds", type=int, default=5)
-    args = rig.parse_arguments(parser, tokens=20_000, rounds=1)
+    smoke_defaults = {"tokens": 20_000, "rounds": 1}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     first_prompt_ms = measure_first_prompt_ms(args.rounds)
     print(f"start to first prompt, after the workload is read: {first_prompt_ms:.1f} ms CPU\n")

@@ -161,7 +161,8 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a case's name")
-    args = rig.parse_arguments(parser, share=0.01, rounds=1)
+    smoke_defaults = {"share": 0.01, "rounds": 1}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     print("One core for the client and one for the server. CPU is that of the client process;")
     print("`with recorder` adds the process that writes our Parquet files.")

@@ -174,7 +174,8 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=8.0, help="of the load that a request's cost is taken from"
     )
-    args = rig.parse_arguments(parser, times=3, seconds=1.0)
+    smoke_defaults = {"times": 3, "seconds": 1.0}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     read_s_by_page = measure_reads(args.times)
     print_reads(read_s_by_page)

@@ -100,16 +100,19 @@ class RunTimes(NamedTuple):
 
 
 def measure_run(load: Load) -> RunTimes:
-    """Run `loadgen run` as a user does, and time its start and its end by the server's log."""
+    """Run `loadgen run` as a user does, and time its start and its end by the server's log.
+
+    The log has the times of arrivals and sends on the same monotonic clock as those of the command.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="loadgen-start-") as folder,
         rig.serve_endpoint(**SERVER_OPTIONS) as server,
     ):
         watched = watch_loadgen_run(server.url, load, Path(folder))
-        log = parse_log(rig.read_url(server.url + "/_log"))
+        server_log = parse_log(rig.read_url(server.url + "/_log"))
 
-    first_arrival_ns = find_first_arrival_ns(log, load.requests)
-    last_sent_ns = int(log.sent_ns.max())
+    first_arrival_ns = find_first_arrival_ns(server_log, load.requests)
+    last_sent_ns = int(server_log.sent_ns.max())
     return RunTimes(
         start_s=(first_arrival_ns - watched.begun_ns) / 1e9,
         start_cpu_s=watched.cpu_s_at(first_arrival_ns),
@@ -225,7 +228,8 @@ def main() -> None:
     parser.add_argument(
         "--long", type=int, default=10_000, help="prompt tokens of the second length"
     )
-    args = rig.parse_arguments(parser, rounds=1, many=300, long=1_000)
+    smoke_defaults = {"rounds": 1, "many": 300, "long": 1_000}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
     print("The command and all its processes on one core, the endpoint on the other;")
     print(f"median of {args.rounds} rounds (best in brackets).\n")
