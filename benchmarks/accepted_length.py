@@ -26,8 +26,8 @@ PUBLISHED_LENGTH = "deepseek-v4-pro-mtp:3"  # the name of the published length, 
 DRAFT_TOKENS = 3
 WORKLOAD = {"name": "accepted", "requests": {"input_tokens": 20, "output_tokens": 200}}
 
-# Planted lengths, and whether they are comparable with the published one: within 1 % of 2.49
-IS_COMPARABLE = {
+# For each planted length, whether it is comparable with the published one: within 1 % of 2.49
+EXPECTED_VERDICTS = {
     2.49: True,
     2.47: True,
     2.51: True,
@@ -65,7 +65,7 @@ class RecoveredLength(NamedTuple):
     def is_right(self) -> bool:
         """Return whether the length is exact enough and the verdict is the expected one."""
         is_exact = abs(self.relative_error) <= MAX_RELATIVE_ERROR
-        return is_exact and self.is_comparable is IS_COMPARABLE[self.planted]
+        return is_exact and self.is_comparable is EXPECTED_VERDICTS[self.planted]
 
 
 def recover_length(planted: float, requests: int, run_dir: Path) -> RecoveredLength:
@@ -115,7 +115,7 @@ def main() -> int:
 
     recovered_lengths = []
     with tempfile.TemporaryDirectory() as scratch:
-        for planted in IS_COMPARABLE:
+        for planted in EXPECTED_VERDICTS:
             run_dir = Path(scratch) / f"{planted}"
             recovered_lengths.append(recover_length(planted, args.requests, run_dir))
 

@@ -383,7 +383,7 @@ def run_client_once(client: Client, case: Case, programs: ClientPrograms) -> Cli
         server_options = {
             **case.server_options,
             "idle_close": "60s",
-            "log_events": "ends",
+            "log_events": "ends",  # of each response, its first event and its last
             "log": str(log_path),
         }
         with rig.serve_endpoint(**server_options) as server:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -86,10 +86,10 @@ class ByteCounter(asyncio.Protocol):
 async def run_byte_counter(
     url: str, streams: int, tokens: int, window: rig.MeasurementWindow
 ) -> int:
-    """Read all responses with a ByteCounter each, and return the number of events.
+    """Send a request on each connection, count the received bytes, and return the number of events.
 
-    Nothing is parsed, so the number is the expected one, and a response that was cut is noticed by
-    its length only.
+    Nothing is parsed: the number of events is the requested one, and a response that was cut is
+    noticed only by its length.
     """
     address = urlsplit(url)
     assert address.hostname is not None, "the URL has no host"
@@ -151,20 +151,24 @@ def open_aiohttp_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
+async def sum_concurrently(counts: Iterable[Coroutine[Any, Any, int]]) -> int:
+    """Run coroutines that each return a count, all at the same time, and return the sum."""
+    return sum(await asyncio.gather(*counts))
+
+
 async def run_aiohttp(url: str, streams: int, tokens: int, window: rig.MeasurementWindow) -> int:
-    """Read all responses with aiohttp line by line, and return the number of events with text."""
+    """Read all responses with aiohttp line by line, and return the number of events with text.
+
+    One short request per stream opens the connections before the measurement window.
+    """
     async with open_aiohttp_session() as session:
-
-        async def read_streams(tokens_per_stream: int) -> int:
-            """Read one response per stream, all at once, and return their events."""
-            responses = [
-                read_response_lines(session, url, tokens_per_stream) for _ in range(streams)
-            ]
-            return sum(await asyncio.gather(*responses))
-
-        await read_streams(WARM_UP_TOKENS)
+        await sum_concurrently(
+            read_response_lines(session, url, WARM_UP_TOKENS) for _ in range(streams)
+        )
         window.begin()
-        events = await read_streams(tokens)
+        events = await sum_concurrently(
+            read_response_lines(session, url, tokens) for _ in range(streams)
+        )
         window.end()
 
     return events
@@ -189,10 +193,9 @@ async def run_virtual_users(url: str, concurrency: int, tokens: int, requests: i
     """Send `requests` requests from `concurrency` virtual users; return the events with text."""
     remaining_requests = iter(range(requests))  # the virtual users share this iterator
     async with open_aiohttp_session() as session:
-        virtual_users = [
+        return await sum_concurrently(
             run_virtual_user(session, url, tokens, remaining_requests) for _ in range(concurrency)
-        ]
-        return sum(await asyncio.gather(*virtual_users))
+        )
 
 
 async def run_virtual_user(
@@ -235,21 +238,22 @@ async def read_openai_stream(client: AsyncOpenAI, tokens: int) -> int:
 
 
 async def run_openai(url: str, streams: int, tokens: int, window: rig.MeasurementWindow) -> int:
-    """Read all responses with AsyncOpenAI, and return the number of events with text."""
+    """Read all responses with AsyncOpenAI, and return the number of events with text.
+
+    One short request per stream opens the connections before the measurement window.
+    """
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0
     )
     async with client:
-        await asyncio.gather(*(read_openai_stream(client, WARM_UP_TOKENS) for _ in range(streams)))
+        await sum_concurrently(read_openai_stream(client, WARM_UP_TOKENS) for _ in range(streams))
         window.begin()
-        event_counts = await asyncio.gather(
-            *(read_openai_stream(client, tokens) for _ in range(streams))
-        )
+        events = await sum_concurrently(read_openai_stream(client, tokens) for _ in range(streams))
         window.end()
 
-    return sum(event_counts)
+    return events
 
 
 # A function that takes a URL, the number of streams, the tokens of each and a measurement window.

@@ -15,7 +15,7 @@ import select
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -251,22 +251,35 @@ def format_case(name: str, case: Case, result: CaseResult) -> list[str]:
     With several processes only events/s and lateness are known, from the logs of the processes.
     """
     usage, logs = result
-    lateness_cells = [""] * 4
-    has_schedule = not case.server_options.get("flood")
     logged_sends = sum(len(log.sent_ns) for log in logs)
-    if logged_sends and has_schedule:
-        lateness_cells = format_lateness(logs)
 
     if len(logs) > 1:
-        throughput_cells = [f"{logged_sends / usage['wall_s']:,.0f}", "", "", ""]
+        events_per_s = logged_sends / usage["wall_s"]
+        throughput_cells = [f"{events_per_s:,.0f}", "", "", ""]
     else:
-        throughput_cells = [
-            f"{usage['server_events'] / usage['wall_s']:,.0f}",
-            f"{usage['server_events'] / usage['server_cpu_s']:,.0f}",
-            f"{usage['server_requests'] / usage['server_cpu_s']:,.0f}",
-            f"{usage['server_share']:.2f}",
-        ]
+        throughput_cells = format_throughput(usage)
+
+    # A flood is sent as fast as possible, so that no send has a planned time.
+    is_flood = bool(case.server_options.get("flood"))
+    if logged_sends and not is_flood:
+        lateness_cells = format_lateness(logs)
+    else:
+        lateness_cells = ["", "", "", ""]
+
     return [name, *throughput_cells, *lateness_cells]
+
+
+def format_throughput(usage: Mapping[str, float]) -> list[str]:
+    """Return events/s, events and requests per CPU-second, and the used fraction of a core."""
+    events = usage["server_events"]
+    requests = usage["server_requests"]
+    cpu_s = usage["server_cpu_s"]
+    return [
+        f"{events / usage['wall_s']:,.0f}",
+        f"{events / cpu_s:,.0f}",
+        f"{requests / cpu_s:,.0f}",
+        f"{usage['server_share']:.2f}",
+    ]
 
 
 def format_lateness(logs: Sequence[SentRequests]) -> list[str]:

@@ -94,9 +94,9 @@ def run_load(load: Load, duration_s: float) -> LoadResult:
 def format_load(load: Load, result: LoadResult) -> list[str]:
     """Return the row of a load: its send delays, its arrival process, and the CPU of the client."""
     usage, records = result
+    is_connection_reused = records["reused"] != 0
     send_delay_ns = records["sent_ns"] - records["due_ns"]
     is_after_start = records["due_ns"] >= START_PHASE_NS
-    is_connection_reused = records["reused"] != 0
     new_connections = int((is_after_start & ~is_connection_reused).sum())
     events_per_s = load.rate_per_s * load.tokens
     real_cv = inter_arrival_cv(records["sent_ns"])
@@ -171,9 +171,8 @@ class ReactorTimer:
         from loadgen_sdk.transport.reactor import FOREVER
 
         now_ns = monotonic_ns()
-        is_other_wake_up = now_ns < self._due_ns
-        if is_other_wake_up:
-            return
+        if now_ns < self._due_ns:
+            return  # the reactor woke for another reason
 
         self._lateness_ns.append(now_ns - self._due_ns)
         firing_count = len(self._lateness_ns)

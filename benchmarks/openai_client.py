@@ -258,7 +258,11 @@ class OpenAIClient:
             # An exception of the package is a failed request. It must not end the run.
             return self._convert_error(error, exchange)
 
-        return exchange.reader.find_failure(True, False, self._is_streaming)
+        return exchange.reader.find_failure(
+            is_framing_complete=True,
+            ends_with_connection=False,
+            is_stream=self._is_streaming,
+        )
 
     async def _send_with_resend(
         self, exchange: Exchange, headers: dict[str, str], limits: TimeLimits

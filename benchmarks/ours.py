@@ -66,7 +66,8 @@ def run_load(
 def run_streams(url: str, streams: int, tokens: int) -> dict[str, Any]:
     """Read `streams` concurrent responses of `tokens` tokens each; a contender of `events.py`.
 
-    Return the result of `run_load`, and the number of events that it should have received.
+    All requests are sent at the start. Return the result of `run_load`, and the number of events
+    that it should have received.
     """
     requests = {"input_tokens": 4, "output_tokens": tokens}
     flags: dict[str, Any] = {"concurrency": streams, "num_requests": streams, "stagger": "0"}
@@ -110,7 +111,8 @@ def measure_load(url: str, run_dir: Path, workload: Workload) -> dict[str, Any]:
     """Run a workload in this process and return what its load cost, as JSON values.
 
     The window covers the load only. The summary, which decides whether the run is valid, is
-    computed after it.
+    computed after it. The run ID and the start time (monotonic, in ns) tell which requests in a
+    server's log belong to the load.
     """
     window = rig.MeasurementWindow()
     sent = send_load(url, run_dir, workload, window)
@@ -139,7 +141,7 @@ def send_load(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         plan, manifest = runner.run(plan_load(url, run_dir, workload))
         recorder = Compactor(run_dir)
-        recorder_cpu = RecorderCpu()
+        recorder_cpu = RecorderCpuMeter()  # finds the recorder, a child of this process
         gate = StartGate(recorder_cpu, window)
         worker = run_worker(
             plan, worker=0, workers=1, wait_for_start=gate.wait, on_started=drivers.append
@@ -191,7 +193,7 @@ class StartGate:
     `start_ns` is the start time of the load on the monotonic clock, or -1 before it is known.
     """
 
-    def __init__(self, recorder_cpu: RecorderCpu, window: rig.MeasurementWindow) -> None:
+    def __init__(self, recorder_cpu: RecorderCpuMeter, window: rig.MeasurementWindow) -> None:
         self._recorder_cpu = recorder_cpu
         self._window = window
         self.start_ns = -1
@@ -199,8 +201,8 @@ class StartGate:
     async def wait(self) -> int:
         """Wait until the recorder is idle, then return the start time of the load.
 
-        The start time is START_DELAY_NS from now on the monotonic clock, as in every run. The
-        measurement window opens shortly before it, while nothing else is to be done.
+        As in every run, it is START_DELAY_NS from now on the monotonic clock. The measurement
+        window opens after most of this delay, WINDOW_BEGIN_FRACTION of it.
         """
         await self._recorder_cpu.wait_until_idle()
         self.start_ns = monotonic_ns() + START_DELAY_NS
@@ -211,8 +213,8 @@ class StartGate:
         return self.start_ns
 
 
-class RecorderCpu:
-    """The CPU time of the recorder, which is the only child process of this process.
+class RecorderCpuMeter:
+    """Measures the CPU time of the recorder, which is the only child of this process.
 
     What it uses before `wait_until_idle` ends is not counted: it imports its modules then, which is
     a cost of the start and not of the load.
@@ -249,11 +251,11 @@ def read_process_cpu_s(pid: int) -> float:
     """
     stat = Path(f"/proc/{pid}/stat").read_text()
 
-    # The second field is the name of the program in parentheses, which may contain spaces.
-    # proc(5) numbers the fields from 1: utime is the 14th and stime the 15th.
-    fields_after_name = stat.rpartition(")")[2].split()
-    user_ticks = int(fields_after_name[14 - 3])
-    kernel_ticks = int(fields_after_name[15 - 3])
+    # The second field is the name of the program in parentheses, which may contain spaces, so only
+    # the text after it is split. In proc(5), utime is the 14th field and stime the 15th.
+    fields_from_third = stat.rpartition(")")[2].split()
+    user_ticks = int(fields_from_third[14 - 3])
+    kernel_ticks = int(fields_from_third[15 - 3])
     return (user_ticks + kernel_ticks) / CLOCK_TICKS_PER_S
 
 
