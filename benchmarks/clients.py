@@ -329,7 +329,7 @@ def run_on_client_core(name: str, command: list[str], scratch: Path) -> resource
 
     Raises SystemExit if it fails.
     """
-    client_cores, _ = rig.client_and_server_cores()
+    client_cores = rig.assign_cores().client
     pinned_command = ["taskset", "-c", ",".join(map(str, client_cores)), *command]
 
     environment = {**os.environ, "TOKIO_WORKER_THREADS": "1"}  # for the Rust clients

@@ -229,7 +229,7 @@ def _as_contender(read_streams: ReadStreams) -> Callable[[str, int, int], dict[s
         return {
             "events": events,
             "expected": streams * tokens,
-            "reads_per_event": window.result["syscalls_read"] / events,
+            "reads_per_event": window.result["read_calls"] / events,
             **window.result,
         }
 

@@ -174,7 +174,7 @@ def run_case(case: Case) -> EndpointRun:
                 StreamReader(endpoint.url, case).read_all()
                 return {"wall_s": time.monotonic() - started_s}
 
-            result = rig.measure_with_server(endpoint.url, run_client)
+            result = rig.measure_client_and_server(endpoint.url, run_client)
 
         processes = options.get("cores", 1)
         log_paths = [log_path, *(f"{log_path}.{process}" for process in range(1, processes))]
@@ -204,7 +204,7 @@ def measure_case(name: str, case: Case) -> list[str]:
         f"{result['server_events'] / result['wall_s']:,.0f}",
         f"{result['server_events'] / result['server_cpu_s']:,.0f}",
         f"{result['server_requests'] / result['server_cpu_s']:,.0f}",
-        f"{result['server_share']:.2f}",
+        f"{result['server_core_fraction']:.2f}",
         *late_cells,
     ]
 
@@ -235,7 +235,7 @@ def shrink_case(case: Case, fraction: float) -> Case:
 
 def main() -> None:
     """Print the load that the endpoint serves in each case, and how late it sends."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument(
         "--share", type=float, default=1.0, help="fraction of the streams and of their tokens"
     )

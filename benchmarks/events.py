@@ -46,7 +46,7 @@ def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, 
         ttft=f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms", itl=f"{itl_ms:.4f}ms", idle_close="60s"
     ) as server:
         arguments = {"url": server.url, "streams": streams, "tokens": tokens}
-        result = rig.measure_with_server(
+        result = rig.measure_client_and_server(
             server.url, lambda: rig.run_contender(CONTENDERS[name], name, arguments)
         )
 
@@ -124,7 +124,7 @@ def format_row(contender: ContenderRuns, baseline: ContenderRuns | None, streams
         f"{rig.median(ratios):.2f}" if ratios else "",
         f"{contender.median_of(lambda run: run['reads_per_event']):.2f}",
         f"{contender.median_of(lambda run: run['cpu_s'] / run['wall_s']):.0%}",
-        f"{contender.median_of(lambda run: run['server_share']):.0%}",
+        f"{contender.median_of(lambda run: run['server_core_fraction']):.0%}",
         "; ".join(sorted(caveats - {""})),
     ]
 
@@ -163,7 +163,9 @@ def judge_ratio(
         return f"not judged beside {name}: events were bundled"
 
     ratio = rig.median(ratios)
-    verdict = rig.describe_limit(ratio, ratio_limit.limit, most=ratio_limit.is_upper_bound)
+    verdict = rig.format_limit_check(
+        ratio, ratio_limit.limit, is_upper_bound=ratio_limit.is_upper_bound
+    )
     return f"{ratio:.2f}x {comparison} {name}: {verdict} ({len(ratios)} of {rounds} rounds)"
 
 
@@ -182,7 +184,7 @@ def judge_limits(contenders: dict[str, ContenderRuns], rounds: int) -> list[str]
 
 def main() -> None:
     """Print the CPU per event of each contender and the ratios between them."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--streams", default="256,1024")
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3)

@@ -88,7 +88,7 @@ def run_load(load: Load, seconds: float, folder: str) -> dict[str, Any]:
             "request_rate": load.rate_per_s,
             "duration": seconds,
         }
-        return rig.measure_with_server(
+        return rig.measure_client_and_server(
             server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
         )
 
@@ -223,7 +223,7 @@ def format_timer(name: str, lateness_ns: list[int]) -> list[str]:
 
 def main() -> None:
     """Print the table of send delay by load and that of the bare timers."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each load")
     parser.add_argument(
         "--loads", type=int, default=len(LOADS), help="how many of the loads to run, from the first"
@@ -236,7 +236,7 @@ def main() -> None:
     rows = [measure_rate(load, args.seconds) for load in LOADS[: args.loads]]
     print(rig.format_table(LOAD_COLUMNS, rows))
     print()
-    client_cores, _ = rig.client_and_server_cores()
+    client_cores = rig.assign_cores().client
     rig.pin_process(0, client_cores)
     timers = measure_timers(args.instants)
     timer_rows = [format_timer(name, lateness_ns) for name, lateness_ns in timers.items()]

@@ -101,15 +101,17 @@ def main() -> None:
     total_growth = many_requests.total_mb / few_requests.total_mb
     print(
         f"- ten times the requests: {command_growth:.2f}x the command's peak: "
-        f"{rig.describe_limit(command_growth, MAX_GROWTH, most=True)}"
+        f"{rig.format_limit_check(command_growth, MAX_GROWTH, is_upper_bound=True)}"
     )
     print(
         f"- ten times the requests: {total_growth:.2f}x with the recorder: "
-        f"{rig.describe_limit(total_growth, MAX_GROWTH, most=True)}"
+        f"{rig.format_limit_check(total_growth, MAX_GROWTH, is_upper_bound=True)}"
+    )
+    verdict = rig.format_limit_check(
+        long_streams.command_mb, MAX_LONG_STREAMS_MB, is_upper_bound=True
     )
     print(
-        f"- {args.requests:,} x {args.tokens} tokens: {long_streams.command_mb:.0f} MB: "
-        f"{rig.describe_limit(long_streams.command_mb, MAX_LONG_STREAMS_MB, most=True)}"
+        f"- {args.requests:,} x {args.tokens} tokens: {long_streams.command_mb:.0f} MB: {verdict}"
     )
 
 

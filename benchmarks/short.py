@@ -63,7 +63,7 @@ def measure_once(case: Case) -> dict[str, Any]:
             "concurrency": case.concurrency,
             "num_requests": case.requests,
         }
-        result = rig.measure_with_server(
+        result = rig.measure_client_and_server(
             server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
         )
 
@@ -85,7 +85,7 @@ def median_of(runs: list[dict[str, Any]], read: Callable[[dict[str, Any]], float
 def format_row(name: str, case: Case, runs: list[dict[str, Any]]) -> list[str]:
     """Return the row of a case; CPU-seconds with the recorder include our Parquet process."""
     is_short = case.tokens == 4  # few tokens come one at a time, many of them together
-    caveats = {rig.describe_caveats(run, one_event_per_read=is_short) for run in runs}
+    caveats = {rig.describe_caveats(run, expects_one_event_per_read=is_short) for run in runs}
     with_recorder = median_of(
         runs, lambda run: run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"])
     )
@@ -98,7 +98,7 @@ def format_row(name: str, case: Case, runs: list[dict[str, Any]]) -> list[str]:
         f"{median_of(runs, lambda run: run['events'] / run['cpu_s']):,.0f}",
         f"{median_of(runs, lambda run: run['reads_per_event']):.3f}",
         f"{median_of(runs, lambda run: run['cpu_s'] / run['wall_s']):.0%}",
-        f"{median_of(runs, lambda run: run['server_share']):.0%}",
+        f"{median_of(runs, lambda run: run['server_core_fraction']):.0%}",
         "; ".join(sorted(caveats - {""})),
     ]
 
@@ -107,7 +107,7 @@ def judge_case(name: str, case: Case, runs: list[dict[str, Any]]) -> str:
     """Return the line that says whether a case keeps its limit per CPU-second."""
     unit = case.counted_unit
     per_cpu_s = median_of(runs, lambda run: run[unit] / run["cpu_s"])
-    verdict = rig.describe_limit(per_cpu_s, MIN_PER_CPU_S[unit], most=False)
+    verdict = rig.format_limit_check(per_cpu_s, MIN_PER_CPU_S[unit], is_upper_bound=False)
     return f"- {name}: {per_cpu_s:,.0f} {unit}: {verdict}"
 
 

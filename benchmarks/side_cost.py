@@ -79,13 +79,15 @@ def measure_reads(times: int) -> dict[str, float]:
         "/perf_metrics with 100 requests": lambda: request_accounts.parse_breakdowns(breakdowns, 0),
     }
 
-    return {name: rig.measure_cpu_s(read, times=times) for name, read in reads.items()}
+    return {name: rig.measure_cpu_s(read, calls_per_round=times) for name, read in reads.items()}
 
 
 def measure_long_read(times: int) -> float:
     """Return the CPU-seconds of one read of a page with LONG_PAGE_SERIES series."""
     long_page = create_long_page(LONG_PAGE_SERIES)
-    return rig.measure_cpu_s(lambda: series.parse_page(long_page), times=max(1, times // 10))
+    return rig.measure_cpu_s(
+        lambda: series.parse_page(long_page), calls_per_round=max(1, times // 10)
+    )
 
 
 def measure_request(seconds: float) -> float:
@@ -121,7 +123,7 @@ def main() -> int:
     rows = [[name, f"{read_s * 1e3:.2f}", f"{read_s:.2%}"] for name, read_s in all_reads.items()]
     print(rig.format_table(["a read of", "ms CPU", "of a core at one read a second"], rows) + "\n")
     request_s = measure_request(args.seconds)
-    timing_s = rig.measure_cpu_s(lambda: parse_server_timing(TIMING), times=args.times)
+    timing_s = rig.measure_cpu_s(lambda: parse_server_timing(TIMING), calls_per_round=args.times)
     timing_fraction = timing_s / request_s if request_s else 0.0
     print(f"a request of 100 events: {request_s * 1e6:,.0f} µs CPU of the worker")
     print(f"its account: {timing_s * 1e6:.1f} µs, {timing_fraction:.2%} of that")

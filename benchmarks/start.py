@@ -46,7 +46,7 @@ def print_limits(
         (f"last token to exit, {args.many:,} requests", many_requests.exit_s, "s", EXIT_S),
     )
     for description, value, unit, limit in limits:
-        verdict = rig.describe_limit(value, limit, most=True)
+        verdict = rig.format_limit_check(value, limit, is_upper_bound=True)
         print(f"- {description}: {value:.3f} {unit}: {verdict}")
 
 
