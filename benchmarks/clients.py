@@ -412,7 +412,7 @@ def run_on_client_core(client: PreparedClient, output_path: Path) -> float:
     Its children, which it waited for, are included. Raises SystemExit with the end of its output if
     it failed.
     """
-    client_cores, _ = rig.client_and_server_cores()
+    client_cores = rig.assign_cores().client
     core_list = ",".join(map(str, client_cores))
     command = ["taskset", "-c", core_list, *client.command]
 

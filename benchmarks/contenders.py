@@ -278,7 +278,7 @@ def measure_streams(
     return {
         "events": events,
         "expected": streams * tokens,
-        "reads_per_event": window.result["syscalls_read"] / events,
+        "reads_per_event": window.result["read_calls"] / events,
         **window.result,
     }
 

@@ -224,7 +224,7 @@ def run_case(case: Case) -> CaseResult:
         options = prepare_server_options(case, scratch)
         with start_endpoint(Options(**options, log=str(log_path))) as endpoint:
             run_client = partial(read_timed, endpoint.url, case)
-            usage = rig.measure_with_server(endpoint.url, run_client)
+            usage = rig.measure_client_and_server(endpoint.url, run_client)
 
         # The first process writes to the path of the option, the others add their number.
         processes = options.get("cores", 1)
@@ -278,7 +278,7 @@ def format_throughput(usage: Mapping[str, float]) -> list[str]:
         f"{events / usage['wall_s']:,.0f}",
         f"{events / cpu_s:,.0f}",
         f"{requests / cpu_s:,.0f}",
-        f"{usage['server_share']:.2f}",
+        f"{usage['server_core_fraction']:.2f}",
     ]
 
 
@@ -318,7 +318,7 @@ def shrink_case(case: Case, fraction: float) -> Case:
 
 def main() -> None:
     """Print the load that the endpoint serves in each case, and how late it sends."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument(
         "--share", type=float, default=1.0, help="fraction of the streams and of their tokens"
     )

@@ -80,7 +80,7 @@ def run_contender_once(name: str, load: EventLoad) -> dict[str, Any]:
     with rig.serve_endpoint(ttft=ttft, itl=f"{itl_ms:.4f}ms", idle_close="60s") as server:
         arguments = {"url": server.url, "streams": load.streams, "tokens": tokens}
         run_client = partial(rig.run_contender, CONTENDERS[name].file, name, arguments)
-        result = rig.measure_with_server(server.url, run_client)
+        result = rig.measure_client_and_server(server.url, run_client)
 
     if result["events"] != result["expected"]:
         raise SystemExit(f"{name} read {result['events']} of {result['expected']} events")
@@ -150,7 +150,7 @@ def format_contender(
     events_per_s = contender.median_of(lambda result: result["events"] / result["wall_s"])
     reads_per_event = contender.median_of(lambda result: result["reads_per_event"])
     client_cpu = contender.median_of(lambda result: result["cpu_s"] / result["wall_s"])
-    server_cpu = contender.median_of(lambda result: result["server_share"])
+    server_cpu = contender.median_of(lambda result: result["server_core_fraction"])
     caveats = {rig.describe_caveats(result) for result in contender.results}
 
     return [
@@ -202,7 +202,9 @@ def judge_ratio(ratio_limit: RatioLimit, ours: ContenderRuns, other: ContenderRu
         return f"not compared with {other.description}: several events came with one read"
 
     ratio = rig.median(ratios)
-    verdict = rig.describe_limit(ratio, ratio_limit.limit, most=ratio_limit.is_upper_bound)
+    verdict = rig.format_limit_check(
+        ratio, ratio_limit.limit, is_upper_bound=ratio_limit.is_upper_bound
+    )
     judged_rounds = f"{len(ratios)} of {len(ours.results)} rounds"
     return f"{ratio:.2f}x {comparison} {other.description}: {verdict} ({judged_rounds})"
 
@@ -221,7 +223,7 @@ def judge_ratios(contenders: Mapping[str, ContenderRuns]) -> list[str]:
 
 def main() -> None:
     """Print the CPU time per event of each contender and the ratios between them."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--streams", default="256,1024")
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3)

@@ -85,7 +85,7 @@ def run_load(load: Load, duration_s: float) -> LoadResult:
             "duration": duration_s,
         }
         run_client = partial(rig.run_contender, "ours.py", "load", arguments)
-        usage = rig.measure_with_server(server.url, run_client)
+        usage = rig.measure_client_and_server(server.url, run_client)
         records = store.read_run(Path(run_dir)).rows
 
     return LoadResult(usage, records[np.argsort(records["sent_ns"])])
@@ -259,7 +259,7 @@ def format_timer(name: str, lateness_ns: Sequence[int]) -> list[str]:
 
 def main() -> None:
     """Print the send delays of each load and the lateness of the bare timers."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each load")
     parser.add_argument(
         "--loads", type=int, default=len(LOADS), help="how many of the loads to run, from the first"
@@ -275,7 +275,7 @@ def main() -> None:
     print(rig.format_table(LOAD_COLUMNS, load_rows))
     print()
 
-    client_cores, _ = rig.client_and_server_cores()
+    client_cores = rig.assign_cores().client
     rig.pin_process(0, client_cores)
     timers = measure_timers(args.instants)
     timer_rows = [format_timer(name, lateness_ns) for name, lateness_ns in timers.items()]

@@ -79,13 +79,13 @@ def print_growth(few_requests: PeakMemory, many_requests: PeakMemory) -> None:
         "the peak with the recorder": many_requests.total_mb / few_requests.total_mb,
     }
     for description, ratio in ratios.items():
-        verdict = rig.describe_limit(ratio, MAX_GROWTH_RATIO, most=True)
+        verdict = rig.format_limit_check(ratio, MAX_GROWTH_RATIO, is_upper_bound=True)
         print(f"- {GROWTH_FACTOR} times the requests: {ratio:.2f}x {description}: {verdict}")
 
 
 def print_long_streams(load: start.Load, peak: PeakMemory) -> None:
     """Print the peak memory of the command with long streams, and its limit."""
-    verdict = rig.describe_limit(peak.command_mb, MAX_LONG_STREAMS_MB, most=True)
+    verdict = rig.format_limit_check(peak.command_mb, MAX_LONG_STREAMS_MB, is_upper_bound=True)
     description = f"{load.requests:,} x {load.output_tokens} tokens"
     print(f"- {description}: {peak.command_mb:.0f} MB: {verdict}")
 

@@ -83,7 +83,7 @@ def measure_once(case: Case) -> dict[str, Any]:
             "num_requests": case.requests,
         }
         run_client = partial(rig.run_contender, "ours.py", "load", arguments)
-        result = rig.measure_with_server(server.url, run_client)
+        result = rig.measure_client_and_server(server.url, run_client)
 
     expected_events = case.requests * case.tokens
     if result["ok"] != case.requests or result["events"] != expected_events:
@@ -118,7 +118,8 @@ class CaseRuns:
         """
         is_flood = self.case.limited_unit == "events"
         caveats = {
-            rig.describe_caveats(result, one_event_per_read=not is_flood) for result in self.results
+            rig.describe_caveats(result, expects_one_event_per_read=not is_flood)
+            for result in self.results
         }
         return "; ".join(sorted(caveats - {""}))
 
@@ -133,7 +134,7 @@ def format_case(runs: CaseRuns) -> list[str]:
     requests_per_s = runs.median_of(lambda result: result["requests"] / result["wall_s"])
     reads_per_event = runs.median_of(lambda result: result["reads_per_event"])
     client_cpu = runs.median_of(lambda result: result["cpu_s"] / result["wall_s"])
-    server_cpu = runs.median_of(lambda result: result["server_share"])
+    server_cpu = runs.median_of(lambda result: result["server_core_fraction"])
     return [
         runs.name,
         f"{requests_per_s:,.0f}",
@@ -151,7 +152,7 @@ def judge_case(runs: CaseRuns) -> str:
     """Return the line that says whether a case keeps its limit per CPU-second."""
     unit = runs.case.limited_unit
     per_cpu_s = runs.median_per_cpu_s(unit)
-    verdict = rig.describe_limit(per_cpu_s, MIN_PER_CPU_S[unit], most=False)
+    verdict = rig.format_limit_check(per_cpu_s, MIN_PER_CPU_S[unit], is_upper_bound=False)
     return f"- {runs.name}: {per_cpu_s:,.0f} {unit} per CPU-second: {verdict}"
 
 

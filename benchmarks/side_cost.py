@@ -126,7 +126,7 @@ def measure_reads(calls: int) -> dict[str, float]:
         page_calls = calls
         if name == LONG_PAGE_NAME:
             page_calls = max(1, calls // LONG_PAGE_CALLS_DIVISOR)
-        read_s_by_page[name] = rig.measure_cpu_s(parse_once, times=page_calls)
+        read_s_by_page[name] = rig.measure_cpu_s(parse_once, calls_per_round=page_calls)
     return read_s_by_page
 
 
@@ -186,7 +186,9 @@ def main() -> int:
     print_reads(read_s_by_page)
 
     request_s = measure_request_cpu_s(args.seconds)
-    timing_s = rig.measure_cpu_s(partial(parse_server_timing, SERVER_TIMING), times=args.times)
+    timing_s = rig.measure_cpu_s(
+        partial(parse_server_timing, SERVER_TIMING), calls_per_round=args.times
+    )
     request_fraction = timing_s / request_s
     print(f"a request of 100 events: {request_s * 1e6:,.0f} µs CPU of the worker")
     print(f"its Server-Timing: {timing_s * 1e6:.1f} µs, {request_fraction:.2%} of that")

@@ -214,7 +214,7 @@ def print_limits(short: MeasuredLoad, long: MeasuredLoad, many: MeasuredLoad) ->
 
 def print_limit(description: str, value: float, unit: str, max_value: float) -> None:
     """Print a value and whether it is at most `max_value`; both are in `unit`."""
-    verdict = rig.describe_limit(value, max_value, most=True)
+    verdict = rig.format_limit_check(value, max_value, is_upper_bound=True)
     print(f"- {description}: {value:.3f} {unit}: {verdict}")
 
 
