@@ -207,8 +207,8 @@ class CaseResult(NamedTuple):
     """What the endpoint did in a case.
 
     Attributes:
-        usage: The counters of the endpoint, as `rig.measure_with_server` returns them. With several
-            processes they are those of one process only.
+        usage: The counters of the endpoint, with the keys of `rig.measure_client_and_server`. With
+            several processes they are those of one process only.
         logs: The log of each process of the endpoint.
     """
 

@@ -104,7 +104,7 @@ def create_page_parsers() -> dict[str, Callable[[], object]]:
         f"DCGM page of {DCGM_GPUS} GPUs": lambda: parse_dcgm_page(dcgm_page),
         "/energy_metrics": lambda: energy.parse_energy_metrics(ENERGY_PAGE),
         f"/perf_metrics with {PERF_METRICS_REQUESTS} requests": lambda: (
-            request_accounts.parse_breakdowns(perf_metrics_page, 0)
+            request_accounts.parse_breakdowns(perf_metrics_page, target=0)
         ),
         LONG_PAGE_NAME: lambda: series.parse_page(long_page),
     }
