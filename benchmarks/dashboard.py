@@ -22,12 +22,14 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rig
 
-DASHBOARD = rig.BENCHMARKS_DIR.parent / "docs" / "grafana.json"
-CONFIG = """
+DASHBOARD_PATH = rig.BENCHMARKS_DIR.parent / "docs" / "grafana.json"
+
+# The configuration of Prometheus, with the port that it scrapes
+PROMETHEUS_CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
   - job_name: loadgen
@@ -39,25 +41,61 @@ requests: {input_tokens: 40, output_tokens: 40}
 stages: [{name: load, arrival: {constant: 20/s}}]
 """
 
+# Queries are sent after this fraction of the load: all metrics have values by then, and the load
+# still runs.
+QUERY_AFTER_FRACTION = 0.8
+QUERY_TIMEOUT_S = 10
 
-def list_queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the panel title and the query of each target, nested panels included."""
+COLUMNS = ("panel", "values", "query")
+
+
+class DashboardQuery(NamedTuple):
+    """A query of the dashboard, in PromQL, and the title of the panel that shows it."""
+
+    panel_title: str
+    promql: str
+
+
+class QueryResult(NamedTuple):
+    """A query of the dashboard and its values, one per time series, without NaN."""
+
+    query: DashboardQuery
+    values: list[float]
+
+
+def list_queries(panels: Sequence[dict[str, Any]]) -> Iterator[DashboardQuery]:
+    """Yield the queries of panels of a Grafana dashboard, and of the panels nested in them."""
     for panel in panels:
         yield from list_queries(panel.get("panels", []))
         for target in panel.get("targets", []):
-            yield panel["title"], target["expr"]
+            yield DashboardQuery(panel["title"], target["expr"])
 
 
-def query_prometheus(port: int, query: str) -> list[Any]:
-    """Return the result of an instant query."""
-    url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=10) as response:
-        result: dict[str, Any] = json.load(response)
-    assert result["status"] == "success", result
-    return list(result["data"]["result"])
+def query_prometheus(port: int, promql: str) -> list[float]:
+    """Return the current value of each time series that a query selects, without NaN."""
+    parameters = urllib.parse.urlencode({"query": promql})
+    url = f"http://127.0.0.1:{port}/api/v1/query?{parameters}"
+    with urllib.request.urlopen(url, timeout=QUERY_TIMEOUT_S) as response:
+        reply: dict[str, Any] = json.load(response)
+    assert reply["status"] == "success", reply
+
+    values = []
+    for time_series in reply["data"]["result"]:
+        _time_s, value_text = time_series["value"]
+        values.append(float(value_text))
+    return [value for value in values if not math.isnan(value)]
 
 
-def free_port() -> int:
+def query_dashboard(port: int) -> list[QueryResult]:
+    """Send each query of the dashboard to Prometheus and return the values."""
+    dashboard = json.loads(DASHBOARD_PATH.read_text())
+    return [
+        QueryResult(query, query_prometheus(port, query.promql))
+        for query in list_queries(dashboard["panels"])
+    ]
+
+
+def find_free_port() -> int:
     """Return a TCP port that is free at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
@@ -74,10 +112,13 @@ def run_in_background(command: Sequence[str]) -> Iterator[None]:
             process.terminate()
 
 
-def prometheus_command(program: str, folder: Path, port: int, metrics_port: int) -> list[str]:
-    """Write the configuration of Prometheus; return the command that scrapes the metrics port."""
+def prepare_prometheus(program: str, folder: Path, port: int, metrics_port: int) -> list[str]:
+    """Write the configuration of Prometheus and return the command that starts it.
+
+    It serves queries on `port` and scrapes `metrics_port`.
+    """
     config_path = folder / "prometheus.yml"
-    config_path.write_text(CONFIG.format(port=metrics_port))
+    config_path.write_text(PROMETHEUS_CONFIG.format(port=metrics_port))
     return [
         program,
         f"--config.file={config_path}",
@@ -87,60 +128,63 @@ def prometheus_command(program: str, folder: Path, port: int, metrics_port: int)
     ]
 
 
-def load_command(folder: Path, url: str, metrics_port: int, seconds: float) -> list[str]:
-    """Write the workload; return the command that runs it and reports to the metrics port."""
+def prepare_load(folder: Path, url: str, metrics_port: int, duration_s: float) -> list[str]:
+    """Write a workload file and return the command that runs it and serves its metrics."""
     workload_path = folder / "load.yaml"
     workload_path.write_text(WORKLOAD)
-    target = ["--url", url, "--set", "limit=failure_share:50%"]
-    reports = ["--prometheus", f":{metrics_port}", "--out", str(folder / "run")]
-    options = ["--progress", "off", "--duration", f"{seconds}s"]
-    program = [sys.executable, "-m", "loadgen", "run", str(workload_path)]
-    return [*program, *target, *reports, *options]
+    return [
+        sys.executable,
+        "-m",
+        "loadgen",
+        "run",
+        str(workload_path),
+        f"--url={url}",
+        f"--duration={duration_s}s",
+        f"--prometheus=:{metrics_port}",
+        f"--out={folder / 'run'}",
+        "--progress=off",
+        "--set=limit=failure_share:50%",  # the server makes requests fail on purpose
+    ]
 
 
-QUERY_AFTER = 0.8  # of the load, when all metrics have values and the load still runs
+def measure_dashboard(prometheus: str, duration_s: float) -> list[QueryResult]:
+    """Run a load and Prometheus, and return the values of all queries shortly before the end."""
+    port = find_free_port()
+    metrics_port = find_free_port()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        rig.serve_endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1") as server,
+    ):
+        folder = Path(scratch)
+        prometheus_command = prepare_prometheus(prometheus, folder, port, metrics_port)
+        load_command = prepare_load(folder, server.url, metrics_port, duration_s)
+        with run_in_background(prometheus_command), run_in_background(load_command):
+            time.sleep(duration_s * QUERY_AFTER_FRACTION)
+            return query_dashboard(port)
 
 
-def query_dashboard(port: int) -> dict[tuple[str, str], list[float]]:
-    """Return the values of each query of the dashboard, by the title of its panel and the query."""
-    values_by_query = {}
-    for title, query in list_queries(json.loads(DASHBOARD.read_text())["panels"]):
-        # A sample is [time, value as text].
-        values = [float(sample["value"][1]) for sample in query_prometheus(port, query)]
-        values_by_query[title, query] = [value for value in values if not math.isnan(value)]
-    return values_by_query
+def format_result(result: QueryResult) -> list[str]:
+    """Return the row of a query with its values."""
+    values_text = ", ".join(f"{value:.4g}" for value in result.values)
+    return [result.query.panel_title, values_text or "NOTHING", f"`{result.query.promql}`"]
 
 
 def main() -> int:
     """Print the values of each query; return 1 if one has none."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="of the load")
-    args = rig.parse_arguments(parser, seconds=12.0)
+    smoke_defaults = {"seconds": 12.0}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
-    program = shutil.which("prometheus")
-    if program is None:
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
         rig.skip_script("no prometheus on this machine (Debian: apt-get install prometheus)")
 
-    port, metrics_port = free_port(), free_port()
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        rig.serve_endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1") as server,
-    ):
-        folder = Path(scratch)
-        prometheus = prometheus_command(program, folder, port, metrics_port)
-        load = load_command(folder, server.url, metrics_port, args.seconds)
-        with run_in_background(prometheus), run_in_background(load):
-            time.sleep(args.seconds * QUERY_AFTER)
-            values_by_query = query_dashboard(port)
+    results = measure_dashboard(prometheus, args.seconds)
+    print(rig.format_table(COLUMNS, [format_result(result) for result in results]))
 
-    rows = [
-        [title, ", ".join(f"{value:.4g}" for value in values) or "NOTHING", f"`{query}`"]
-        for (title, query), values in values_by_query.items()
-    ]
-    empty_queries = sum(not values for values in values_by_query.values())
-    print(rig.format_table(["panel", "values", "query"], rows))
+    empty_queries = sum(not result.values for result in results)
     print(f"\n{empty_queries} queries without a value")
-
     return 1 if empty_queries and not args.smoke else 0
 
 

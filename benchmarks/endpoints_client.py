@@ -419,7 +419,7 @@ USAGE_COLUMNS = (
 
 def main() -> None:
     """Measure every point with both clients and print the table."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--reference-program", default="inference-endpoint")
     parser.add_argument("--concurrency", type=int, nargs="+", default=DEFAULT_CONCURRENCIES)
     parser.add_argument("--waves", type=int, default=16, help="requests of each virtual user")

@@ -89,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         result_dir = scratch / "result" if args.smoke else rig.BENCHMARKS_DIR.parent / args.out
-        source = rig.describe_tree_and_date()
+        source = rig.describe_commit_and_date()
         printed = rehearse_curve(points, result_dir, scratch)
         (result_dir / SOURCE_FILE).write_text(source + "\n", "utf-8")
         page = render_page(printed, source)

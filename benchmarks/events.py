@@ -12,218 +12,243 @@ minutes and prints a table and the limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import rig
 
+
+class Contender(NamedTuple):
+    """A client that is compared: its description, and the file that runs it."""
+
+    description: str
+    file: str
+
+
 CONTENDERS = {
-    "baseline": "contenders.py",
-    "ours": "ours.py",
-    "lines": "contenders.py",
-    "openai": "contenders.py",
+    "baseline": Contender("asyncio.Protocol, adds up lengths", "contenders.py"),
+    "ours": Contender("this client, decoding and records", "ours.py"),
+    "lines": Contender("aiohttp lines, json.loads", "contenders.py"),
+    "openai": Contender("AsyncOpenAI stream", "contenders.py"),
 }
-NAMES = {
-    "baseline": "asyncio.Protocol, adds up lengths",
-    "ours": "this client, decoding and records",
-    "lines": "aiohttp lines, json.loads",
-    "openai": "AsyncOpenAI stream",
-}
-# Events/s: where cost matters; a wake-up serves more events there than at 10,000, for everybody
+
+# Costs are compared at a high rate, at which they matter. At 10,000 events/s an event costs every
+# client more, because each wake-up of the event loop serves fewer events.
 EVENTS_PER_S = 25_000.0
-RATE_FRACTIONS = {"openai": 0.08}  # of that rate: it is saturated long before the others
-MOST_OF_BASELINE, LEAST_OF_OPENAI, LEAST_OF_LINES = 1.7, 15.0, 3.0  # ratios of CPU per event
+
+# AsyncOpenAI is saturated long before the others, so it gets a fraction of the rate.
+RATE_FRACTIONS = {"openai": 0.08}
+
+MIN_TOKENS_PER_STREAM = 40  # with fewer tokens, the cost of a request would outweigh that of events
+
+COLUMNS = (
+    "contender",
+    "events/s",
+    "µs/event",
+    "range",
+    "events/CPU-s",
+    "recorder",
+    "vs baseline",
+    "reads/event",
+    "client CPU",
+    "server CPU",
+    "remarks",
+)
 
 
-def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, object]:
-    """Run one contender against an endpoint of its own and return its result."""
-    rate *= RATE_FRACTIONS.get(name, 1.0)
-    itl_ms = streams / rate * 1e3
+class EventLoad(NamedTuple):
+    """A load of many streams: their number, the events/s of all together, and its duration."""
 
-    tokens = max(40, round(seconds * 1e3 / itl_ms))  # fewer would measure requests
-    with rig.serve_endpoint(
-        ttft=f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms", itl=f"{itl_ms:.4f}ms", idle_close="60s"
-    ) as server:
-        arguments = {"url": server.url, "streams": streams, "tokens": tokens}
-        result = rig.measure_with_server(
-            server.url, lambda: rig.run_contender(CONTENDERS[name], name, arguments)
-        )
+    streams: int
+    events_per_s: float
+    duration_s: float
+
+
+def run_contender_once(name: str, load: EventLoad) -> dict[str, Any]:
+    """Run one contender against a server of its own, and return what it and the server used.
+
+    Each stream gets an equal part of the events/s, with a constant time between its events. Raises
+    SystemExit if the contender did not receive every event.
+    """
+    events_per_s = load.events_per_s * RATE_FRACTIONS.get(name, 1.0)
+    itl_ms = load.streams / events_per_s * 1e3
+    tokens = max(MIN_TOKENS_PER_STREAM, round(load.duration_s * 1e3 / itl_ms))
+
+    # The first tokens come at different times, so that the streams are not in step.
+    ttft = f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms"
+    with rig.serve_endpoint(ttft=ttft, itl=f"{itl_ms:.4f}ms", idle_close="60s") as server:
+        arguments = {"url": server.url, "streams": load.streams, "tokens": tokens}
+        run_client = partial(rig.run_contender, CONTENDERS[name].file, name, arguments)
+        result = rig.measure_client_and_server(server.url, run_client)
 
     if result["events"] != result["expected"]:
         raise SystemExit(f"{name} read {result['events']} of {result['expected']} events")
-
     return result
 
 
 class ContenderRuns:
-    """The runs of one contender, one per round, and what they cost.
+    """The results of one contender, one per round, and the CPU time per event in each of them."""
 
-    An event is bundled if the contender read it together with others. Bundled events are cheaper
-    than they should be.
-    """
-
-    def __init__(self, name: str, runs: list[dict[str, Any]]) -> None:
+    def __init__(self, name: str, results: list[dict[str, Any]]) -> None:
         self.name = name
-        self.runs = runs
-        self.cpu_s_per_event = [run["cpu_s"] / run["events"] for run in runs]
-        self.is_unbundled = [run["reads_per_event"] >= rig.MIN_READS_PER_EVENT for run in runs]
+        self.description = CONTENDERS[name].description
+        self.results = results
+        self.cpu_s_per_event = [result["cpu_s"] / result["events"] for result in results]
 
-    def median_of(self, read: Callable[[dict[str, Any]], float]) -> float:
-        """Return the median over all runs of what `read` computes of a run."""
-        return rig.median([read(run) for run in self.runs])
+    def reads_single_events(self, round_index: int) -> bool:
+        """Return whether the contender read its events one by one in a round."""
+        reads_per_event: float = self.results[round_index]["reads_per_event"]
+        return reads_per_event >= rig.MIN_READS_PER_EVENT
 
-    def ratios_to(self, other: ContenderRuns) -> list[float]:
-        """Return the ratios of CPU per event of the rounds in which neither side bundled events."""
-        rounds = zip(
-            self.cpu_s_per_event,
-            other.cpu_s_per_event,
-            self.is_unbundled,
-            other.is_unbundled,
-            strict=True,
-        )
+    def median_of(self, compute: Callable[[dict[str, Any]], float]) -> float:
+        """Return the median over all rounds of a value that is computed from a result."""
+        return rig.median([compute(result) for result in self.results])
+
+    def cost_ratios(self, other: ContenderRuns) -> list[float]:
+        """Return this contender's CPU time per event divided by that of another, for each round.
+
+        Rounds in which one of the two read several events at once are left out. An event is cheaper
+        then, so the ratio would compare different work.
+        """
         return [
-            own_cost / other_cost
-            for own_cost, other_cost, own_is_unbundled, other_is_unbundled in rounds
-            if own_is_unbundled and other_is_unbundled
+            self.cpu_s_per_event[round_index] / other.cpu_s_per_event[round_index]
+            for round_index in range(len(self.results))
+            if self.reads_single_events(round_index) and other.reads_single_events(round_index)
         ]
 
 
-def measure_contenders(
-    names: list[str], streams: int, rounds: int, rate: float, seconds: float
-) -> dict[str, ContenderRuns]:
-    """Run all contenders in turns, each once per round."""
-    runs_by_name = rig.interleave_rounds(
-        rounds, {name: partial(run_once, name, streams, rate, seconds) for name in names}
+def measure_contenders(names: list[str], load: EventLoad, rounds: int) -> dict[str, ContenderRuns]:
+    """Run each contender once per round, in turn, and return the runs of each by its name."""
+    results_by_name = rig.interleave_rounds(
+        rounds, {name: partial(run_contender_once, name, load) for name in names}
     )
-    return {name: ContenderRuns(name, runs) for name, runs in runs_by_name.items()}
+    return {name: ContenderRuns(name, results) for name, results in results_by_name.items()}
 
 
-def format_row(contender: ContenderRuns, baseline: ContenderRuns | None, streams: int) -> list[str]:
+def events_per_cpu_s_with_recorder(result: Mapping[str, float]) -> float:
+    """Return the events per CPU-second of a run of loadgen, with the CPU time of its recorder."""
+    return result["events"] / (result["cpu_s"] + result["recorder_cpu_s"])
+
+
+def format_contender(
+    contender: ContenderRuns, baseline: ContenderRuns | None, streams: int
+) -> list[str]:
     """Return the row of a contender, with its ratio to the baseline if that was measured."""
-    cost_s = rig.median(contender.cpu_s_per_event)
-    smallest_us = min(contender.cpu_s_per_event) * 1e6
-    largest_us = max(contender.cpu_s_per_event) * 1e6
+    costs_us = [cpu_s * 1e6 for cpu_s in contender.cpu_s_per_event]
+    median_cost_us = rig.median(costs_us)
 
     with_recorder = ""
     if contender.name == "ours":
-        cost_with_recorder_s = contender.median_of(
-            lambda run: (run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"]
-        )
-        with_recorder = f"{1 / cost_with_recorder_s:,.0f}"
+        with_recorder = f"{contender.median_of(events_per_cpu_s_with_recorder):,.0f}"
 
-    ratios = contender.ratios_to(baseline) if baseline else []
-    caveats = {rig.describe_caveats(run) for run in contender.runs}
+    ratio_to_baseline = ""
+    ratios = contender.cost_ratios(baseline) if baseline else []
+    if ratios:
+        ratio_to_baseline = f"{rig.median(ratios):.2f}"
+
+    events_per_s = contender.median_of(lambda result: result["events"] / result["wall_s"])
+    reads_per_event = contender.median_of(lambda result: result["reads_per_event"])
+    client_cpu = contender.median_of(lambda result: result["cpu_s"] / result["wall_s"])
+    server_cpu = contender.median_of(lambda result: result["server_core_fraction"])
+    caveats = {rig.describe_caveats(result) for result in contender.results}
+
     return [
-        f"{NAMES[contender.name]}, {streams} streams",
-        f"{contender.median_of(lambda run: run['events'] / run['wall_s']):,.0f}",
-        f"{cost_s * 1e6:.2f}",
-        f"{smallest_us:.1f} to {largest_us:.1f}",
-        f"{1 / cost_s:,.0f}",
+        f"{contender.description}, {streams} streams",
+        f"{events_per_s:,.0f}",
+        f"{median_cost_us:.2f}",
+        f"{min(costs_us):.1f} to {max(costs_us):.1f}",
+        f"{1e6 / median_cost_us:,.0f}",
         with_recorder,
-        f"{rig.median(ratios):.2f}" if ratios else "",
-        f"{contender.median_of(lambda run: run['reads_per_event']):.2f}",
-        f"{contender.median_of(lambda run: run['cpu_s'] / run['wall_s']):.0%}",
-        f"{contender.median_of(lambda run: run['server_share']):.0%}",
+        ratio_to_baseline,
+        f"{reads_per_event:.2f}",
+        f"{client_cpu:.0%}",
+        f"{server_cpu:.0%}",
         "; ".join(sorted(caveats - {""})),
     ]
 
 
 class RatioLimit(NamedTuple):
-    """A limit on the ratio of CPU per event between this client and another contender.
+    """A limit on the ratio of CPU time per event between this client and another contender.
 
-    If it is an upper bound, the ratio is ours to theirs, and theirs to ours otherwise.
+    The ratio of an upper bound is ours to theirs, that of a lower bound theirs to ours.
     """
 
-    contender: str
+    other_name: str
     limit: float
     is_upper_bound: bool
 
 
 RATIO_LIMITS = (
-    RatioLimit("baseline", MOST_OF_BASELINE, is_upper_bound=True),
-    RatioLimit("lines", LEAST_OF_LINES, is_upper_bound=False),
-    RatioLimit("openai", LEAST_OF_OPENAI, is_upper_bound=False),
+    RatioLimit("baseline", 1.7, is_upper_bound=True),
+    RatioLimit("lines", 3.0, is_upper_bound=False),
+    RatioLimit("openai", 15.0, is_upper_bound=False),
 )
 
 
-def judge_ratio(
-    ratio_limit: RatioLimit, ours: ContenderRuns, other: ContenderRuns, rounds: int
-) -> str:
-    """Return the sentence that says whether a ratio keeps its limit."""
-    name = NAMES[other.name]
+def judge_ratio(ratio_limit: RatioLimit, ours: ContenderRuns, other: ContenderRuns) -> str:
+    """Return a sentence with the median ratio of two contenders and whether it keeps its limit.
+
+    No ratio is judged if one of the two read several events at once in every round.
+    """
     if ratio_limit.is_upper_bound:
-        ratios = ours.ratios_to(other)
+        ratios = ours.cost_ratios(other)
         comparison = "the CPU per event of"
     else:
-        ratios = other.ratios_to(ours)
+        ratios = other.cost_ratios(ours)
         comparison = "fewer CPU-seconds per event than"
 
     if not ratios:
-        return f"not judged beside {name}: events were bundled"
+        return f"not compared with {other.description}: several events came with one read"
 
     ratio = rig.median(ratios)
-    verdict = rig.describe_limit(ratio, ratio_limit.limit, most=ratio_limit.is_upper_bound)
-    return f"{ratio:.2f}x {comparison} {name}: {verdict} ({len(ratios)} of {rounds} rounds)"
+    verdict = rig.format_limit_check(
+        ratio, ratio_limit.limit, is_upper_bound=ratio_limit.is_upper_bound
+    )
+    judged_rounds = f"{len(ratios)} of {len(ours.results)} rounds"
+    return f"{ratio:.2f}x {comparison} {other.description}: {verdict} ({judged_rounds})"
 
 
-def judge_limits(contenders: dict[str, ContenderRuns], rounds: int) -> list[str]:
-    """Return a sentence for each limit whose contenders were measured."""
-    ours = contenders.get("ours")
-    if ours is None:
+def judge_ratios(contenders: Mapping[str, ContenderRuns]) -> list[str]:
+    """Return a sentence for each limit whose two contenders were measured."""
+    if "ours" not in contenders:
         return []
 
     return [
-        judge_ratio(ratio_limit, ours, contenders[ratio_limit.contender], rounds)
+        judge_ratio(ratio_limit, contenders["ours"], contenders[ratio_limit.other_name])
         for ratio_limit in RATIO_LIMITS
-        if ratio_limit.contender in contenders
+        if ratio_limit.other_name in contenders
     ]
 
 
 def main() -> None:
-    """Print the CPU per event of each contender and the ratios between them."""
-    parser = rig.create_parser(__doc__, alone=True)
+    """Print the CPU time per event of each contender and the ratios between them."""
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--streams", default="256,1024")
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=float, default=EVENTS_PER_S, help="events/s")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each contender in a round")
-    args = rig.parse_arguments(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
-    names = [name for name in CONTENDERS if name in args.only.split(",")]
-    print(
-        f"One core each for client and server; median of {args.rounds} interleaved rounds of "
-        f"{args.seconds:g} s;"
-    )
-    print(
-        "CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet "
-        "process added.\n"
-    )
-    rows = []
+    smoke_defaults = {"streams": "16", "rounds": 1, "rate": 2_000.0, "seconds": 0.5}
+    args = rig.parse_arguments(parser, **smoke_defaults)
 
+    print("One core for the client and one for the server. CPU-seconds are of the client process;")
+    print("the column `recorder` adds those of our process that writes Parquet files.")
+    print(f"Median of {args.rounds} interleaved rounds of {args.seconds:g} s; ratios in a round.\n")
+
+    selected = args.only.split(",")
+    names = [name for name in CONTENDERS if name in selected]
+    rows = []
     conclusions = []
     for streams in map(int, args.streams.split(",")):
-        contenders = measure_contenders(names, streams, args.rounds, args.rate, args.seconds)
+        load = EventLoad(streams, args.rate, args.seconds)
+        contenders = measure_contenders(names, load, args.rounds)
         baseline = contenders.get("baseline")
-        rows += [format_row(contender, baseline, streams) for contender in contenders.values()]
-        sentences = judge_limits(contenders, args.rounds)
-        conclusions += [f"- {streams} streams: {sentence}" for sentence in sentences]
+        rows += [format_contender(runs, baseline, streams) for runs in contenders.values()]
+        conclusions += [f"- {streams} streams: {text}" for text in judge_ratios(contenders)]
 
-    columns = [
-        "contender",
-        "events/s",
-        "µs/event",
-        "range",
-        "events/CPU-s",
-        "recorder",
-        "vs baseline",
-        "reads/event",
-        "client CPU",
-        "server CPU",
-        "remarks",
-    ]
-    print(rig.format_table(columns, rows))
-    print()
-    print("\n".join(conclusions))
+    print(rig.format_table(COLUMNS, rows))
+    print("\n" + "\n".join(conclusions))
 
 
 if __name__ == "__main__":

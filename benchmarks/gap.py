@@ -632,7 +632,7 @@ def main() -> None:
                 run_scenario(scenario, args.preset, scratch, commands)
 
             copy_results(scenario, run_dir, result_dir)
-            (result_dir / SOURCE_FILE).write_text(rig.describe_tree_and_date() + "\n")
+            (result_dir / SOURCE_FILE).write_text(rig.describe_commit_and_date() + "\n")
 
             if args.scratch is None:
                 shutil.rmtree(run_dir)

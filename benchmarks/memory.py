@@ -15,64 +15,79 @@ from typing import NamedTuple
 
 import rig
 import start
-import tree
 
-MAX_GROWTH, MAX_LONG_STREAMS_MB = 1.2, 250.0
-MB = 1e6
+GROWTH_FACTOR = 10  # how many times as many requests the second load has
+MAX_GROWTH_RATIO = 1.2
+MAX_LONG_STREAMS_MB = 250.0
+BYTES_PER_MB = 1e6
 
+FAST_SERVER = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
+SLOW_SERVER = {"ttft": "normal:50ms,10ms", "itl": "10ms", "idle_close": "60s"}
 
-class Case(NamedTuple):
-    """A load whose peak memory is measured, and the options of its endpoint."""
-
-    requests: int
-    tokens: int
-    concurrency: int
-    server_options: dict[str, str]
-
-    @property
-    def description(self) -> str:
-        """The case in a few words."""
-        return f"{self.requests:,} requests of {self.tokens} tokens, {self.concurrency} in flight"
+COLUMNS = ("load", "command", "recorder", "took, s")
 
 
 class PeakMemory(NamedTuple):
-    """The peak resident size in MB of a run's processes, and the seconds that the run took."""
+    """The peak resident sizes of the processes of one run, in MB, and how long it took.
+
+    The recorder is the process that writes the Parquet files. It has 0 MB in a run that is too
+    short to need it.
+    """
 
     command_mb: float
-    recorder_mb: float  # of the process that writes the Parquet files; 0 for a short run
-    wall_s: float
+    recorder_mb: float
+    duration_s: float
 
     @property
     def total_mb(self) -> float:
-        """Return the sum of both processes."""
+        """The sum of both processes."""
         return self.command_mb + self.recorder_mb
 
 
-def measure_peaks(case: Case) -> PeakMemory:
-    """Run `loadgen run` as a user does, and return its peak memory."""
+def measure_peaks(load: start.Load, server_options: dict[str, str]) -> PeakMemory:
+    """Run `loadgen run` as a user does, and return the peak memory of its processes."""
     with (
-        tempfile.TemporaryDirectory(prefix="loadgen-memory-") as scratch,
-        rig.serve_endpoint(**case.server_options) as server,
+        tempfile.TemporaryDirectory(prefix="loadgen-memory-") as folder,
+        rig.serve_endpoint(**server_options) as server,
     ):
-        folder = Path(scratch)
-        (folder / "memory.yaml").write_text(
-            f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {case.tokens}}}\n"
-        )
-        load = ["--concurrency", str(case.concurrency), "--num-requests", str(case.requests)]
-
-        # A busy host must not make the run INVALID.
-        results = ["--out", "results", "--set", "limit=cpu_share:100%"]
-        program = [*start.find_loadgen(), "run", "memory.yaml", "--url", server.url]
-        watched = tree.watch_command([*program, *load, *results], folder)
-
-    if watched.code not in (0, 3):
-        raise SystemExit(f"exit code {watched.code}:\n{watched.output[-2000:]}")
+        watched = start.watch_loadgen_run(server.url, load, Path(folder))
 
     return PeakMemory(
-        command_mb=watched.peaks["run"] / MB,
-        recorder_mb=watched.peaks.get("recorder", 0) / MB,
-        wall_s=(watched.ended_ns - watched.begun_ns) / 1e9,
+        command_mb=watched.peaks["run"] / BYTES_PER_MB,
+        recorder_mb=watched.peaks.get("recorder", 0) / BYTES_PER_MB,
+        duration_s=(watched.ended_ns - watched.begun_ns) / 1e9,
     )
+
+
+def format_row(load: start.Load, peak: PeakMemory) -> list[str]:
+    """Return the row of a load with its peak memory."""
+    description = (
+        f"{load.requests:,} requests of {load.output_tokens} tokens, {load.concurrency} in flight"
+    )
+    return [
+        description,
+        f"{peak.command_mb:.1f}",
+        f"{peak.recorder_mb:.1f}",
+        f"{peak.duration_s:.1f}",
+    ]
+
+
+def print_growth(few_requests: PeakMemory, many_requests: PeakMemory) -> None:
+    """Print by which ratio the peak memory grows with the number of requests, and the limit."""
+    ratios = {
+        "the command's peak": many_requests.command_mb / few_requests.command_mb,
+        "the peak with the recorder": many_requests.total_mb / few_requests.total_mb,
+    }
+    for description, ratio in ratios.items():
+        verdict = rig.format_limit_check(ratio, MAX_GROWTH_RATIO, is_upper_bound=True)
+        print(f"- {GROWTH_FACTOR} times the requests: {ratio:.2f}x {description}: {verdict}")
+
+
+def print_long_streams(load: start.Load, peak: PeakMemory) -> None:
+    """Print the peak memory of the command with long streams, and its limit."""
+    verdict = rig.format_limit_check(peak.command_mb, MAX_LONG_STREAMS_MB, is_upper_bound=True)
+    description = f"{load.requests:,} x {load.output_tokens} tokens"
+    print(f"- {description}: {peak.command_mb:.0f} MB: {verdict}")
 
 
 def main() -> None:
@@ -80,47 +95,27 @@ def main() -> None:
     parser = rig.create_parser(__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--tokens", type=int, default=500, help="of the long streams")
-    args = rig.parse_arguments(parser, requests=50, tokens=50)
-    fast = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
-    slow = {"ttft": "normal:50ms,10ms", "itl": "10ms", "idle_close": "60s"}
-    few_case = Case(args.requests, tokens=10, concurrency=128, server_options=fast)
-    many_case = few_case._replace(requests=10 * args.requests)
-    long_case = Case(args.requests, args.tokens, concurrency=256, server_options=slow)
+    smoke_defaults = {"requests": 50, "tokens": 50}
+    args = rig.parse_arguments(parser, **smoke_defaults)
+
+    few_load = start.Load(args.requests, input_tokens=150, output_tokens=10, concurrency=128)
+    many_load = few_load._replace(requests=GROWTH_FACTOR * args.requests)
+    long_load = few_load._replace(output_tokens=args.tokens, concurrency=256)
+
     print("Peak resident size, MB.\n")
-    few_requests = measure_peaks(few_case)
-    many_requests = measure_peaks(many_case)
-    long_streams = measure_peaks(long_case)
+    few_peak = measure_peaks(few_load, FAST_SERVER)
+    many_peak = measure_peaks(many_load, FAST_SERVER)
+    long_peak = measure_peaks(long_load, SLOW_SERVER)
+
     rows = [
-        format_row(few_case, few_requests),
-        format_row(many_case, many_requests),
-        format_row(long_case, long_streams),
+        format_row(few_load, few_peak),
+        format_row(many_load, many_peak),
+        format_row(long_load, long_peak),
     ]
-    print(rig.format_table(["load", "command", "recorder", "took, s"], rows))
+    print(rig.format_table(COLUMNS, rows))
     print()
-    command_growth = many_requests.command_mb / few_requests.command_mb
-    total_growth = many_requests.total_mb / few_requests.total_mb
-    print(
-        f"- ten times the requests: {command_growth:.2f}x the command's peak: "
-        f"{rig.describe_limit(command_growth, MAX_GROWTH, most=True)}"
-    )
-    print(
-        f"- ten times the requests: {total_growth:.2f}x with the recorder: "
-        f"{rig.describe_limit(total_growth, MAX_GROWTH, most=True)}"
-    )
-    print(
-        f"- {args.requests:,} x {args.tokens} tokens: {long_streams.command_mb:.0f} MB: "
-        f"{rig.describe_limit(long_streams.command_mb, MAX_LONG_STREAMS_MB, most=True)}"
-    )
-
-
-def format_row(case: Case, peak: PeakMemory) -> list[str]:
-    """Return the row of a case."""
-    return [
-        case.description,
-        f"{peak.command_mb:.1f}",
-        f"{peak.recorder_mb:.1f}",
-        f"{peak.wall_s:.1f}",
-    ]
+    print_growth(few_peak, many_peak)
+    print_long_streams(long_load, long_peak)
 
 
 if __name__ == "__main__":

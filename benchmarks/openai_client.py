@@ -1,19 +1,18 @@
-"""Send the requests of a load through the `openai` package.
+"""Send requests through the `openai` package, as a reference for the SDK's own HTTP client.
 
-It is a reference for the SDK's own HTTP client, not a fast one: it runs one task per request, and
-the timestamp of an event is the time at which the package delivers it. The package is imported only
-in `open`. The methods are those of `Pool`: prepare, send, cancel, open, and `aclose`.
+A test sends the same requests through both and compares what they measured. This client is not a
+fast one: it runs one task per request, and the timestamp of an event is the time at which the
+package delivers it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -21,27 +20,39 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.http1 import merge_headers
+from loadgen_sdk.transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS
 from loadgen_sdk.transport.response_state import OnDone
 from loadgen_sdk.transport.target import Target, header_secrets
-from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.event_fields import ERROR_TEXT_CHARS
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.library_errors import classify_library_error
 from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
 from loadgen_sdk.wire_formats.server_profiles import ServerProfile
 
-CONNECT_S = 30.0
-_CANCELLED = Failure("interrupted", "cancelled")
-_NAMED_FIELDS = ("model", "messages", "prompt", "stream")  # parameters that the package requires
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+CONNECT_TIMEOUT_S = 30.0
+CANCELLED = Failure("interrupted", "cancelled")
+
+# Fields of a request body that are parameters of the package's functions. It requires some of them,
+# and it decides by `stream` which type of response it returns.
+NAMED_PARAMETERS = ("model", "messages", "prompt", "stream")
+
+# Headers that the package adds from its own settings and from environment variables
+PACKAGE_HEADERS = ("authorization", "openai-organization", "openai-project")
+
+# The exchange of the running task. The hooks of the HTTP library do not know whose request it is.
+_current_exchange: ContextVar[Exchange] = ContextVar("_current_exchange")
 
 
 class OpenAIClient:
-    """A client of one endpoint, one model and one API, through AsyncOpenAI.
+    """A client of one endpoint, one model and one API, with the methods of `Pool`.
 
-    It has no retries, no proxy and no limit on connections. `timeout_ns` limits a request from its
-    scheduled time, `stall_timeout_ns` the time between two events. `ready`, `sent` and `first_byte`
-    come from the trace of the HTTP library, everything else from the objects of the package. Byte
-    counts are of bodies, without heads. Data that a server sends after `[DONE]` is not seen.
+    It has no retries, no proxy and no limit on connections. The times at which a request was sent
+    and at which the head of its response came are from the trace of the HTTP library, all others
+    from the objects of the package. Byte counts are of bodies, without heads. Data that a server
+    sends after `[DONE]` is not seen.
     """
 
     def __init__(  # noqa: PLR0913 - the parameters are those of Pool
@@ -54,28 +65,38 @@ class OpenAIClient:
         api_key: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
         extra_body: Mapping[str, object] | None = None,
-        timeout_ns: int = 600 * 1_000_000_000,
-        stall_timeout_ns: int = 120 * 1_000_000_000,
-        tls: Tls | None = None,
+        timeout_ns: int = TIMEOUT_NS,
+        stall_timeout_ns: int = STALL_TIMEOUT_NS,
         keep_text: bool = False,
-        continuous_usage: bool = False,
     ) -> None:
-        self.target, self.server_profile, self._streaming = target, server_profile, stream
-        self._api_key, self._headers = api_key, headers
-        self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
+        """Prepare the encoding of requests; `open` creates the client of the package.
+
+        Args:
+            target: The endpoint.
+            model: The model that each request names.
+            server_profile: What the kind of server accepts, and how long it keeps idle connections.
+            stream: Whether responses are streamed.
+            api_key: The API key, if the endpoint needs one.
+            headers: The user's headers, which replace those of the endpoint.
+            extra_body: Further fields of each request body.
+            timeout_ns: The time limit of a request, from its scheduled time.
+            stall_timeout_ns: The time limit between two events of a stream.
+            keep_text: Whether the completion has the text of the response.
+        """
+        self.target = target
+        self.server_profile = server_profile
+        self._is_streaming = stream
+        self._api_key = api_key
+        self._headers = headers
+        self._timeout_ns = timeout_ns
+        self._stall_timeout_ns = stall_timeout_ns
         self._keep_text = keep_text
-        self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
-        self.prepare = BodyEncoder(  # the same bytes that our own client sends
-            BodyFormat(
-                server_profile,
-                target.api,
-                model,
-                stream,
-                extra_body=extra_body,
-                continuous_usage=continuous_usage,
-            )
-        ).encode
-        self._api: Any = None
+
+        # Bodies are encoded as the SDK's own client encodes them, so that both send the same.
+        body_format = BodyFormat(server_profile, target.api, model, stream, extra_body=extra_body)
+        self.prepare = BodyEncoder(body_format).encode
+
+        self._client: AsyncOpenAI | None = None
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}
 
     @property
@@ -83,278 +104,295 @@ class OpenAIClient:
         """Return the number of requests in flight."""
         return len(self._tasks)
 
-    async def open(self, connections: int = 0) -> None:  # noqa: ARG002 - as Pool.open
-        """Import the package and create its client.
+    async def open(self) -> None:
+        """Import the openai package and create its client. Connections open on demand.
 
-        `connections` has no effect: it connects only on demand.
+        Raises TargetUnusable if the package is not installed.
         """
         try:
             import openai
-            from openai._constants import DEFAULT_CONNECTION_LIMITS
         except ImportError:
             raise TargetUnusable(
                 "not_installed", "the openai package is not installed", "pip install openai"
             ) from None
 
-        limits = type(DEFAULT_CONNECTION_LIMITS)(
+        query = self.target.query[1:]  # without the question mark
+        self._client = openai.AsyncOpenAI(
+            base_url=self.target.base_url,
+            # The real key is in the headers, which are those of the SDK's own client.
+            api_key="unused",
+            default_headers=self._default_headers(),
+            default_query=dict(parse_qsl(query, keep_blank_values=True)),
+            max_retries=0,
+            timeout=openai.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            http_client=self._create_http_client(),
+        )
+
+    def _default_headers(self) -> dict[str, str]:
+        """Return the headers of every request: those of the endpoint, then those of the user."""
+        auth_headers = self.target.auth_headers(self._api_key)
+        return dict(merge_headers(auth_headers, self._headers))
+
+    def _create_http_client(self) -> Any:
+        """Return an HTTP client that limits no connections, uses no proxy and follows no redirect.
+
+        Its class comes from the package, which uses httpx or its successor, depending on its
+        version. For the same reason the class of the limits is taken from an object of the package.
+        """
+        import openai
+        from openai._constants import DEFAULT_CONNECTION_LIMITS
+
+        limits_class = type(DEFAULT_CONNECTION_LIMITS)
+        limits = limits_class(
             max_connections=None,
             max_keepalive_connections=None,
             keepalive_expiry=self.server_profile.max_idle_s,
         )
-        timeout = openai.Timeout(None, connect=CONNECT_S)
-        headers = dict(merge_headers(self.target.auth_headers(self._api_key), self._headers))
-        configured_names = {name.lower() for name in headers}
-        unwanted = [
-            name
-            for name in ("authorization", "openai-organization", "openai-project")
-            if name not in configured_names
-        ]
-
-        async def trace_request(request: Any) -> None:
-            for name in unwanted:  # the package adds these from its own settings and environment
-                request.headers.pop(name, None)
-            request.extensions["trace"] = partial(_trace, _current.get())
-
-        self._api = openai.AsyncOpenAI(
-            base_url=self.target.base_url,
-            # A real key is in the headers, which are the same as our own client's
-            api_key="unused",
-            default_headers=headers,
-            default_query=dict(parse_qsl(self.target.query[1:], keep_blank_values=True)),
-            max_retries=0,
-            timeout=timeout,
-            http_client=openai.DefaultAsyncHttpxClient(
-                limits=limits,
-                timeout=timeout,
-                verify=self._tls,
-                trust_env=False,
-                follow_redirects=False,
-                event_hooks={"request": [trace_request]},
-            ),
+        return openai.DefaultAsyncHttpxClient(
+            limits=limits,
+            timeout=openai.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+            follow_redirects=False,
+            event_hooks={"request": [self._prepare_http_request]},
         )
 
+    async def _prepare_http_request(self, request: Any) -> None:
+        """Remove the package's own headers from a request, and record the steps of its sending.
+
+        The HTTP library calls this before it sends a request, in the task of the exchange.
+        """
+        configured_names = {name.lower() for name in self._default_headers()}
+        for name in PACKAGE_HEADERS:
+            if name not in configured_names:
+                request.headers.pop(name, None)
+
+        request.extensions["trace"] = partial(_record_http_step, _current_exchange.get())
+
     async def aclose(self) -> None:
-        """End requests in flight as `interrupted`, and close every connection."""
-        tasks = [*self._tasks.values()]
+        """End all requests in flight as `interrupted`, and close every connection."""
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._api is not None:
-            await self._api.close()
 
-    def send(  # noqa: PLR0913 - the parameters are those of Pool.send
+        if self._client is not None:
+            await self._client.close()
+
+    def send(
         self,
-        request: Request | None,
+        request: Request,
         body: bytes,
-        due: int,
+        due_ns: int,
         on_done: OnDone,
         timeline: EventTimeline,
-        *,
-        name: str = "",
-        header_lines: bytes = b"",
-        requested_output_tokens: int = 0,  # noqa: ARG002 - as Pool.send
-        on_output: Callable[[str, str, int], None] | None = None,
-        on_first_output: Callable[[int], None] | None = None,
     ) -> Exchange:
-        """Send a request now and return the object that `cancel` takes.
+        """Send a request now and return the exchange, which `cancel` takes.
 
-        `on_done` is called exactly once, with the Completion. `requested_output_tokens` is for
-        clients that read sockets themselves.
+        Args:
+            request: The request, for the completion and the header X-Request-Id.
+            body: Its body, from `prepare`.
+            due_ns: The scheduled time on the monotonic clock, with which the timeout begins.
+            on_done: A function that is called exactly once, with the completion.
+            timeline: The timeline that gets the time of each output event.
         """
         exchange = Exchange(
             request,
-            b"",
+            b"",  # the package makes the head of the request
             body,
-            due,
+            due_ns,
             on_done,
             timeline,
-            is_stream_requested=self._streaming,
+            is_stream_requested=self._is_streaming,
             keep_text=self._keep_text,
-            on_output=on_output,
-            on_first_output=on_first_output,
         )
-        run = self._run(exchange, _headers(name or (request.id if request else ""), header_lines))
-        task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
-
-        def ended(_: object) -> None:
-            del self._tasks[exchange]
-            if exchange.done_at < 0:  # cancelled before its first step
-                exchange.done_at, exchange.failure = monotonic_ns(), exchange.failure or _CANCELLED
-            exchange.report_completion()
-
-        task.add_done_callback(ended)
+        headers = {"X-Request-Id": request.id}
+        task = asyncio.get_running_loop().create_task(self._run_exchange(exchange, headers))
+        self._tasks[exchange] = task
+        task.add_done_callback(lambda _task: self._finish_exchange(exchange))
         return exchange
 
-    def tick(self, now: int) -> None:
-        """Do nothing: the package does its own housekeeping.
-
-        The driver calls this on every client.
-        """
-
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request in the loop's next iterations.
-
-        `on_done` gets the Completion with this failure.
-        """
-        if exchange in self._tasks:
+        """End a request soon; its completion has this failure. A finished request is left alone."""
+        task = self._tasks.get(exchange)
+        if task is not None:
             exchange.failure = failure
-            self._tasks[exchange].cancel()
+            task.cancel()
 
-    async def _run(self, exchange: Exchange, headers: dict[str, str]) -> None:
-        """Run a request to its end, and store its outcome in `exchange`. It raises nothing."""
-        failure = await self._send_until_done(exchange, headers)
-        was_sent = exchange.sent_at >= 0
+    def _finish_exchange(self, exchange: Exchange) -> None:
+        """Forget the task of an exchange, which has ended, and report the completion."""
+        del self._tasks[exchange]
+
+        was_cancelled_before_its_first_step = exchange.done_at < 0
+        if was_cancelled_before_its_first_step:
+            exchange.done_at = monotonic_ns()
+            exchange.failure = exchange.failure or CANCELLED
+
+        exchange.report_completion()
+
+    async def _run_exchange(self, exchange: Exchange, headers: dict[str, str]) -> None:
+        """Send a request, read its response, and store the outcome in the exchange.
+
+        It raises nothing: every exception becomes the failure of the exchange.
+        """
+        exchange.failure = await self._send_until_done(exchange, headers)
         exchange.done_at = monotonic_ns()
-        exchange.failure = failure
         exchange.ready_at = exchange.sent_at
-        exchange.is_connection_reused = exchange.is_connection_reused and was_sent
-        exchange.bytes_sent = len(exchange.body) if was_sent else 0
+
+        was_sent = exchange.sent_at >= 0
+        if was_sent:
+            exchange.bytes_sent = len(exchange.body)
+        else:
+            exchange.is_connection_reused = False
 
     async def _send_until_done(self, exchange: Exchange, headers: dict[str, str]) -> Failure | None:
-        """Send a request within its time limits and return its failure, or None."""
-        left_s = (exchange.due_at + self._timeout_ns - monotonic_ns()) / 1e9
-        deadline_s = asyncio.get_running_loop().time() + left_s
-
-        limit = asyncio.timeout_at(deadline_s)
+        """Send a request within its time limits, and return its failure or None."""
+        limits = TimeLimits(exchange.due_at, self._timeout_ns, self._stall_timeout_ns)
         try:
-            async with limit:
-                await self._send_with_retry(exchange, headers, limit, deadline_s)
+            async with limits.timeout:
+                await self._send_with_resend(exchange, headers, limits)
         except TimeoutError:
-            return self._timeout_failure(is_total=limit.when() == deadline_s)
+            return limits.failure()
         except asyncio.CancelledError:
-            return exchange.failure or _CANCELLED
+            return exchange.failure or CANCELLED
         except Exception as error:
             # An exception of the package is a failed request. It must not end the run.
-            self._store_error_status(error, exchange)
-            return self._describe_error(error, exchange)
+            return self._convert_error(error, exchange)
 
-        return exchange.reader.find_failure(True, False, self._streaming)
+        return exchange.reader.find_failure(
+            is_framing_complete=True,
+            ends_with_connection=False,
+            is_stream=self._is_streaming,
+        )
 
-    def _timeout_failure(self, *, is_total: bool) -> Failure:
-        """Return the failure of a request that exceeded its total time, or that of an event."""
-        if is_total:
-            text = f"not finished {self._timeout_ns / 1e9:g} s after its scheduled time"
-            return Failure("timeout_total", text)
-        return Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
-
-    async def _send_with_retry(
-        self,
-        exchange: Exchange,
-        headers: dict[str, str],
-        limit: asyncio.Timeout,
-        deadline_s: float,
+    async def _send_with_resend(
+        self, exchange: Exchange, headers: dict[str, str], limits: TimeLimits
     ) -> None:
         """Send a request, and once more if the server had closed the idle connection.
 
         The definition of the metrics allows this one resend: the server did not see the request.
         """
-        _current.set(exchange)
+        _current_exchange.set(exchange)
         try:
-            await self._attempt(exchange, headers, limit, deadline_s)
+            await self._send_once(exchange, headers, limits)
         except Exception as error:
-            was_sent_on_idle_connection = exchange.is_connection_reused and exchange.sent_at >= 0
-            has_response = exchange.head_received_at >= 0
-            is_reset = classify_library_error(error).kind == "reset"
-            if has_response or not (was_sent_on_idle_connection and is_reset):
+            if not self._allows_resend(exchange, error):
                 raise
             exchange.resend_count = 1
-            await self._attempt(exchange, headers, limit, deadline_s)
+            await self._send_once(exchange, headers, limits)
 
-    async def _attempt(
-        self,
-        exchange: Exchange,
-        headers: dict[str, str],
-        limit: asyncio.Timeout,
-        deadline_s: float,
+    @staticmethod
+    def _allows_resend(exchange: Exchange, error: Exception) -> bool:
+        """Return whether a request failed because its idle connection had been closed."""
+        was_sent_on_idle_connection = exchange.is_connection_reused and exchange.sent_at >= 0
+        has_response = exchange.head_received_at >= 0
+        is_reset = classify_library_error(error).kind == "reset"
+        return was_sent_on_idle_connection and is_reset and not has_response
+
+    async def _send_once(
+        self, exchange: Exchange, headers: dict[str, str], limits: TimeLimits
     ) -> None:
-        """Call the openai package once, and feed its response to the reader of the exchange.
-
-        The connection counts as reused until the trace of the HTTP library reports a new one.
-        """
+        """Call the openai package once, and feed its response to the reader of the exchange."""
+        # The trace of the HTTP library reports a new connection, but not a reused one.
         exchange.is_connection_reused = True
         response = await self._call_package(exchange.body, headers)
-        if self._streaming:
-            await self._read_events(exchange, response, limit, deadline_s)
+        if self._is_streaming:
+            await _read_stream(exchange, response, limits)
         else:
             _read_complete_response(exchange, response)
 
-    async def _call_package(self, body: bytes | memoryview, headers: dict[str, str]) -> object:
-        """Call the package with our request body, and return its response object.
+    async def _call_package(self, body: bytes | memoryview, headers: dict[str, str]) -> Any:
+        """Call the package with the fields of an encoded request body.
 
-        Fields that are its required parameters are passed by name, the rest as `extra_body`.
+        Return its response object, or its stream if the body asks for one.
         """
+        assert self._client is not None, "open() was not called"
         fields: dict[str, Any] = msgspec.json.decode(body)
-        named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
-        api = self._api.chat.completions if self.target.api == "chat" else self._api.completions
-        return await api.create(**named_fields, extra_body=fields, extra_headers=headers or None)
+        named = {name: fields.pop(name) for name in NAMED_PARAMETERS if name in fields}
 
-    async def _read_events(
-        self, exchange: Exchange, stream: Any, limit: asyncio.Timeout, deadline_s: float
-    ) -> None:
-        """Read a stream to its end. Each event moves the time limit for the next one."""
-        loop = asyncio.get_running_loop()
-        reader = exchange.reader
-        stall_s = self._stall_ns / 1e9
+        api: Any = self._client.completions
+        if self.target.api == "chat":
+            api = self._client.chat.completions
+        return await api.create(**named, extra_body=fields, extra_headers=headers)
 
-        exchange.response.status = stream.response.status_code
-        try:
-            async for event in stream:
-                received_ns = monotonic_ns()
-                had_token = reader.first_token >= 0
-                reader.feed([_json(event)], received_ns)
-                is_first_token = not had_token and reader.first_token >= 0
-                if is_first_token and exchange.on_first_output is not None:
-                    exchange.on_first_output(received_ns)
-                limit.reschedule(min(deadline_s, loop.time() + stall_s) if stall_s else deadline_s)
-        finally:
-            exchange.bytes_received = getattr(stream.response, "num_bytes_downloaded", 0)
+    def _convert_error(self, error: Exception, exchange: Exchange) -> Failure:
+        """Return the failure that an exception of the package means, without secrets in its text.
 
-    def _store_error_status(self, error: Exception, exchange: Exchange) -> None:
-        """Store the HTTP status of an exception of the package, if it has one."""
-        status = classify_library_error(error).http_status
-        exchange.response.status = status or exchange.response.status
-
-    def _describe_error(self, error: Exception, exchange: Exchange) -> Failure:
-        """Return the failure for an exception of the package, without secrets in its text.
-
-        Its kind is one of loadgen_sdk.errors.KINDS.
+        If the exception has an HTTP status, the exchange gets it too.
         """
         failure = classify_library_error(error)
+        if failure.http_status:
+            exchange.response.status = failure.http_status
+
         text = failure.text
-        if failure.kind in ("reset", "truncated") and exchange.head_received_at >= 0:
+        is_connection_lost = failure.kind in ("reset", "truncated")
+        if is_connection_lost and exchange.head_received_at >= 0:
             text = f"{text}, after {exchange.reader.output_events} output events"
+
         text = self.target.redact(text, self._api_key, *header_secrets(self._headers))
         return Failure(failure.kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
 
 
-def _read_complete_response(exchange: Exchange, response: object) -> None:
+class TimeLimits:
+    """The time limits of one request: its total time, and the time between two events.
+
+    Enter `timeout` around the request. It raises TimeoutError at the end of either limit. The limit
+    between two events begins with the first event.
+    """
+
+    def __init__(self, due_ns: int, timeout_ns: int, stall_timeout_ns: int) -> None:
+        self._timeout_s = timeout_ns / 1e9
+        self._stall_timeout_s = stall_timeout_ns / 1e9
+        elapsed_s = (monotonic_ns() - due_ns) / 1e9
+        self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s - elapsed_s
+        self.timeout = asyncio.timeout_at(self._deadline_s)
+
+    def restart_stall_timeout(self) -> None:
+        """Wait for the next event from now on, but not longer than the request may take."""
+        stall_deadline_s = asyncio.get_running_loop().time() + self._stall_timeout_s
+        self.timeout.reschedule(min(self._deadline_s, stall_deadline_s))
+
+    def failure(self) -> Failure:
+        """Return the failure of a request that exceeded the limit which is now set."""
+        if self.timeout.when() == self._deadline_s:
+            text = f"not finished {self._timeout_s:g} s after its scheduled time"
+            return Failure("timeout_total", text)
+        return Failure("timeout_stall", f"no event for {self._stall_timeout_s:g} s")
+
+
+async def _read_stream(exchange: Exchange, stream: Any, limits: TimeLimits) -> None:
+    """Feed a stream of the package to the reader of an exchange, event by event.
+
+    The timestamp of an event is the time at which the package delivers it.
+    """
+    exchange.response.status = stream.response.status_code
+    try:
+        async for event in stream:
+            exchange.reader.feed([_encode_event(event)], monotonic_ns())
+            limits.restart_stall_timeout()
+    finally:
+        exchange.bytes_received = getattr(stream.response, "num_bytes_downloaded", 0)
+
+
+def _read_complete_response(exchange: Exchange, response: Any) -> None:
     """Feed a response that was not streamed to the reader; all of its tokens came at once."""
     received_ns = monotonic_ns()
     reader = exchange.reader
     exchange.response.status = 200
-    reader.feed([_json(response)], received_ns)
+    reader.feed([_encode_event(response)], received_ns)
     reader.first_event_tokens = reader.usage().output or 0
 
 
-def _json(event: Any) -> bytes:
-    """Encode an object of the package as JSON again, so that our own reader applies its rules."""
-    return event.model_dump_json(exclude_unset=True, warnings=False).encode()  # type: ignore[no-any-return]
+def _encode_event(event: Any) -> bytes:
+    """Encode an object of the package as JSON again, so that the SDK's reader applies its rules."""
+    text: str = event.model_dump_json(exclude_unset=True, warnings=False)
+    return text.encode()
 
 
-def _headers(name: str, header_lines: bytes) -> dict[str, str]:
-    """Return the headers that `Pool.send` adds to those of the target."""
-    lines = [line.partition(": ") for line in header_lines.decode("latin-1").splitlines()]
-    return ({"X-Request-Id": name} if name else {}) | {field: value for field, _, value in lines}
-
-
-async def _trace(exchange: Exchange, name: str, _: object) -> None:
-    """Record the times of the HTTP library's steps; the library calls this at each of them."""
-    if name == "connection.connect_tcp.started":
+async def _record_http_step(exchange: Exchange, step: str, _details: object) -> None:
+    """Record the time of a step of the HTTP library, which calls this as its trace function."""
+    if step == "connection.connect_tcp.started":
         exchange.is_connection_reused = False
-    elif name == "http11.send_request_headers.started":
+    elif step == "http11.send_request_headers.started":
         exchange.sent_at = monotonic_ns()
-    elif name == "http11.receive_response_headers.complete":
+    elif step == "http11.receive_response_headers.complete":
         exchange.head_received_at = monotonic_ns()
-
-
-_current: ContextVar[Exchange] = ContextVar("_current")

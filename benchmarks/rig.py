@@ -1,7 +1,8 @@
-"""Share the parts of all benchmarks: options, the endpoint, contenders, CPU time and tables.
+"""What all benchmarks share: options, the endpoint, client processes, CPU time and tables.
 
-The endpoint runs on a core of its own. A contender is a function in a file of this folder that runs
-as `python FILE NAME JSON` in its own process and prints one JSON object. Costs are measured in
+The endpoint is the simulated server of loadgen, which runs on a core of its own. A contender is one
+of the client programs that a benchmark compares: a function in a file of this folder that runs as
+`python FILE NAME JSON` in its own process and prints one JSON object. Costs are measured in
 CPU-seconds where possible, because the wall time of a shared machine is noisy.
 """
 
@@ -28,57 +29,73 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 BENCHMARKS_DIR = Path(__file__).parent
-sys.path.append(str(BENCHMARKS_DIR.parent / "tests"))  # where servers and rows are made
-SATURATED_CORE_FRACTION = 0.85  # of a core: a server busier than this shapes what its clients see
-REALTIME_POLICY = (
-    os.SCHED_RR | os.SCHED_RESET_ON_FORK
-)  # real time for a process, not for its children
-# Reads per event: fewer means that the client read several events at once, which is cheaper
+# Helper modules of the tests, which make request records and servers, are imported by scripts.
+sys.path.append(str(BENCHMARKS_DIR.parent / "tests"))
+
+# A process that uses more of its core than this is a bottleneck, which distorts what is measured.
+SATURATED_CORE_FRACTION = 0.85
+# If a client reads several events with one system call, its cost per event is lower than that of a
+# client that reads each event alone, so the two cannot be compared.
 MIN_READS_PER_EVENT = 0.9
+SKIP_EXIT_CODE = 77  # exit code of a script that needs what this machine does not have
+# Real-time scheduling for a process, but not for the processes that it starts
+REALTIME_POLICY = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 T = TypeVar("T")
-SKIP_EXIT_CODE = 77  # exit code of a script that needs what this machine has not
 
 
 class RealtimePriority:
-    """Whether client and endpoint run with real-time priority.
+    """A switch for all of this process: do the client and the endpoint get real-time priority?
 
-    It keeps other processes of a shared machine out of latencies. CPU-seconds hardly change, so
-    only benchmarks of latencies offer it. Setting the priority needs root.
+    Real-time priority keeps other processes of a shared machine from delaying what is measured. It
+    changes latencies, but hardly CPU-seconds, so only benchmarks of latencies have the option
+    `--alone` that sets the switch. The priority can only be set by root.
     """
 
     is_enabled = False
 
 
-def create_parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentParser:
-    """Return the command-line parser of a script, with its docstring as the help text.
+def create_parser(
+    description: str | None, *, offers_realtime_priority: bool = False
+) -> argparse.ArgumentParser:
+    """Return the command-line parser of a script, with the option `--smoke`.
 
-    `alone` adds the option `--alone`, which gives client and endpoint real-time priority.
+    Args:
+        description: The text of `--help`; scripts pass their module docstring.
+        offers_realtime_priority: Add the option `--alone`, which gives the client and the endpoint
+            real-time priority.
     """
     parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="the smallest form, some seconds: it runs, and says nothing",
+        help="the smallest run, some seconds: shows that the script works, figures mean nothing",
     )
 
-    if alone:
+    if offers_realtime_priority:
         parser.add_argument(
             "--alone",
             action="store_true",
-            help="real-time priority: without the noise of others (root)",
+            help="real-time priority: other processes do not disturb latencies (needs root)",
         )
 
     return parser
 
 
 def parse_arguments(parser: argparse.ArgumentParser, **smoke_defaults: Any) -> argparse.Namespace:
-    """Parse the command line, print under which conditions the script runs, and return the options.
+    """Parse the command line, print the conditions of the run, and return the options.
 
-    `smoke_defaults` replace the defaults of the options with `--smoke`, the smallest run of a
-    script. The printed conditions are the command, the commit, the date and the machine, because a
-    number is always quoted with them. `--alone` sets RealtimePriority.
+    The conditions are the command, the commit, the date and the machine. Each published number is
+    quoted with them. If the script has the option `--alone` and it is passed, real-time priority is
+    switched on.
+
+    Args:
+        parser: The parser that `create_parser` returned.
+        smoke_defaults: New default values of options if `--smoke` is passed, by option name. They
+            make the run as small as possible.
     """
     if "--smoke" in sys.argv:
         parser.set_defaults(**smoke_defaults)
@@ -88,30 +105,34 @@ def parse_arguments(parser: argparse.ArgumentParser, **smoke_defaults: Any) -> a
     return args
 
 
-def describe_tree_and_date() -> str:
-    """Return the commit and the date with which a number is quoted."""
+def describe_commit_and_date() -> str:
+    """Return the commit of this checkout and the date of today, for example "1a2b3c4d, 2026-11-30".
+
+    Published numbers are quoted with this text.
+    """
     return f"{describe_commit()}, {date.today()}"
 
 
 def describe_commit(checkout: Path = BENCHMARKS_DIR) -> str:
-    """Return the short commit of a checkout, with a `+` if it has changes.
+    """Return the short hash of the commit of a checkout, followed by "+" if files were changed.
 
-    Return the version of the installed package if there is no Git repository.
+    Return the version of the installed loadgen package if `checkout` is not in a Git repository.
     """
-
-    def git(*arguments: str) -> str:
-        """Return what a Git command prints for the checkout."""
-        completed = subprocess.run(
-            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=True
-        )
-        return completed.stdout.strip()
-
     try:
-        return git("rev-parse", "--short", "HEAD") + (
-            "+" if git("status", "--porcelain", "-uno") else ""
-        )
+        commit = _run_git(checkout, "rev-parse", "--short", "HEAD")
+        changed_files = _run_git(checkout, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return version("loadgen")
+
+    return f"{commit}+" if changed_files else commit
+
+
+def _run_git(checkout: Path, *arguments: str) -> str:
+    """Return what a Git command prints in a checkout, without white space at both ends."""
+    completed = subprocess.run(
+        ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=True
+    )
+    return completed.stdout.strip()
 
 
 def skip_script(reason: str) -> NoReturn:
@@ -120,78 +141,117 @@ def skip_script(reason: str) -> NoReturn:
     sys.exit(SKIP_EXIT_CODE)
 
 
+class CoreAssignment(NamedTuple):
+    """The cores on which a benchmark runs the client and the server.
+
+    Each is a set of one core number, the form that `os.sched_setaffinity` takes.
+    """
+
+    client: set[int]
+    server: set[int]
+
+
+def assign_cores() -> CoreAssignment:
+    """Return a core for the client and another one for the server.
+
+    They are the last and the first core that this process may use, so they are the same core if it
+    may use only one.
+    """
+    available_cores = sorted(os.sched_getaffinity(0))
+    return CoreAssignment(client={available_cores[-1]}, server={available_cores[0]})
+
+
 def pin_process(pid: int, cores: set[int]) -> None:
-    """Pin a process (0 is this one) to a set of cores and raise its priority if asked to."""
+    """Pin a process to some cores, with real-time priority if that is switched on.
+
+    The process ID 0 stands for the calling process.
+    """
     os.sched_setaffinity(pid, cores)
     raise_priority(pid)
 
 
 def raise_priority(pid: int = 0) -> None:
-    """Give a process (0 is this one) real-time priority if `--alone` was passed."""
-    if RealtimePriority.is_enabled:
-        os.sched_setscheduler(pid, REALTIME_POLICY, os.sched_param(1))
+    """Give a process real-time priority if `RealtimePriority` is switched on; else do nothing.
 
-
-def client_and_server_cores() -> tuple[set[int], set[int]]:
-    """Return the core of the client and that of the server.
-
-    They are the same core on a machine with one core.
+    The process ID 0 stands for the calling process.
     """
-    available_cores = sorted(os.sched_getaffinity(0))
-    return {available_cores[-1]}, {available_cores[0]}
+    if RealtimePriority.is_enabled:
+        lowest_realtime_priority = os.sched_param(1)
+        os.sched_setscheduler(pid, REALTIME_POLICY, lowest_realtime_priority)
 
 
 @contextlib.contextmanager
 def serve_endpoint(**options: Any) -> Iterator[embedded.EmbeddedServer]:
-    """Serve the embedded endpoint on the server's core inside the `with` block."""
+    """Run the simulated server on the server's core while the `with` block runs.
+
+    `options` are those of the simulated server. The yielded object has its `url` and `pid`.
+    """
     with embedded.start(Options(**options)) as server:
-        pin_process(server.pid, client_and_server_cores()[1])
+        pin_process(server.pid, assign_cores().server)
         yield server
 
 
 def read_url(url: str) -> bytes:
-    """Return the body of an HTTP GET."""
+    """Return the body of the response to an HTTP GET request."""
     with urllib.request.urlopen(url) as response:
         body: bytes = response.read()
     return body
 
 
 def read_counters(url: str) -> dict[str, float]:
-    """Return the endpoint's own counters: events, requests and cpu_s."""
+    """Return what the simulated server has counted since its start.
+
+    The keys are `events` (server-sent events), `requests` and `cpu_s` (its CPU-seconds).
+    """
     counters: dict[str, float] = json.loads(read_url(url + "/_stats"))
     return counters
 
 
 def print_conditions(*, is_smoke: bool) -> None:
-    """Print the command, the commit, the date and the machine of this run."""
+    """Print the command, the commit, the date and the machine of this run.
+
+    With `is_smoke`, also print that the figures of the run mean nothing.
+    """
     script = Path(sys.argv[0]).absolute()
     is_benchmark = script.is_relative_to(BENCHMARKS_DIR)
-    name = script.relative_to(BENCHMARKS_DIR) if is_benchmark else script.name
-    command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
-    print(f"`{command}` ({describe_tree_and_date()}); {describe_host()}\n", flush=True)
+    script_name = script.relative_to(BENCHMARKS_DIR) if is_benchmark else script.name
+    command = " ".join([f"benchmarks/{script_name}", *sys.argv[1:]])
+    print(f"`{command}` ({describe_commit_and_date()}); {describe_host()}\n", flush=True)
 
     if is_smoke:
         print(
-            "SMOKE: the smallest form, which shows that the script runs. Its figures say "
+            "SMOKE: the smallest run, which shows that the script works. Its figures mean "
             "nothing.\n",
             flush=True,
         )
 
 
 class ResourceUsage(NamedTuple):
-    """What this process has used since its start."""
+    """The resources that this process has used from its start to one moment.
 
+    Attributes:
+        monotonic_ns: That moment, on the monotonic clock.
+        cpu_s: CPU-seconds in user mode and in the kernel.
+        read_calls: System calls that read, such as read(2) and recv(2).
+        waited_ns: How long the process was ready to run while other processes had the core.
+    """
+
+    monotonic_ns: int
     cpu_s: float
-    monotonic_ns: int  # the time of this reading
-    read_calls: int  # system calls of the kind read(2)
-    waited_ns: int  # ready to run, but without a core
+    read_calls: int
+    waited_ns: int
 
 
 class MeasurementWindow:
-    """CPU time, wall time and read(2) calls of this process between `begin` and `end`.
+    """Measures what this process uses between one call of `begin` and one call of `end`.
 
-    `waited_s` is the time during which the process was ready to run but had no core. Each of the
-    two methods is called once.
+    A client calls `begin` after its warm-up and `end` after its last request, so that start-up
+    costs do not count. `result` is empty until `end` fills it with these keys:
+
+        cpu_s        CPU-seconds in user mode and in the kernel
+        wall_s       elapsed seconds
+        read_calls   system calls that read
+        waited_s     seconds in which the process was ready to run but had no core
     """
 
     def __init__(self) -> None:
@@ -199,29 +259,52 @@ class MeasurementWindow:
         self.result: dict[str, float] = {}
 
     def begin(self) -> None:
-        """Open the window."""
+        """Start measuring."""
         self._usage_at_begin = _read_usage()
 
     def end(self) -> None:
-        """Close the window and fill `result` with what the process used since `begin`."""
+        """Stop measuring, and fill `result` with what the process used since `begin`."""
         before = self._usage_at_begin
-        assert before is not None, "the window was never opened"
+        assert before is not None, "begin() was not called"
         after = _read_usage()
         self.result = {
             "cpu_s": after.cpu_s - before.cpu_s,
             "wall_s": (after.monotonic_ns - before.monotonic_ns) / 1e9,
-            "syscalls_read": after.read_calls - before.read_calls,
+            "read_calls": after.read_calls - before.read_calls,
             "waited_s": (after.waited_ns - before.waited_ns) / 1e9,
         }
+
+
+def _read_usage() -> ResourceUsage:
+    """Return the resources that this process has used so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    io_lines = Path("/proc/self/io").read_text().splitlines()
+    io_counters = dict(line.split(": ") for line in io_lines)
+
+    # The three numbers of this file: ns on a core, ns of waiting for a core, number of time slices
+    _, waited_ns, _ = Path("/proc/self/schedstat").read_text().split()
+
+    return ResourceUsage(
+        monotonic_ns=time.monotonic_ns(),
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        read_calls=int(io_counters["syscr"]),
+        waited_ns=int(waited_ns),
+    )
 
 
 def run_contender(
     file: str, name: str, arguments: Mapping[str, Any], timeout_s: float = 300
 ) -> dict[str, Any]:
-    """Run one contender in its own process on the client's core and return its JSON result.
+    """Run a client program in its own process on the client's core, and return its JSON result.
 
-    A contender is a function of `file` that `run_as_contender` serves under `name`. Raises
-    SystemExit if it fails or prints nothing.
+    Raises SystemExit if the process fails or prints nothing.
+
+    Args:
+        file: The name of the script in this folder that has the client program.
+        name: The name of the client program. The main program of `file` calls `run_as_contender`,
+            which finds the function of that name.
+        arguments: The keyword arguments of that function.
+        timeout_s: After this time, the process is killed and subprocess.TimeoutExpired is raised.
     """
     command = [sys.executable, str(BENCHMARKS_DIR / file), name, json.dumps(arguments)]
     completed = subprocess.run(
@@ -230,85 +313,117 @@ def run_contender(
         text=True,
         timeout=timeout_s,
         check=False,
-        preexec_fn=lambda: pin_process(0, client_and_server_cores()[0]),
+        preexec_fn=lambda: pin_process(0, assign_cores().client),
     )
-    if completed.returncode or not completed.stdout.strip():
-        raise SystemExit(f"{name} ended with {completed.returncode}: {completed.stdout[-500:]}")
+    output = completed.stdout.strip()
+    if completed.returncode or not output:
+        raise SystemExit(f"{name} ended with {completed.returncode}: {output[-500:]}")
 
-    result: dict[str, Any] = json.loads(completed.stdout.strip().splitlines()[-1])
+    last_line = output.splitlines()[-1]
+    result: dict[str, Any] = json.loads(last_line)
     return result
 
 
 def run_as_contender(contenders: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """Run the contender named on the command line: the main program of a file of contenders."""
+    """Run one client program in this process, and print its result as one line of JSON.
+
+    This is the main program of a script that `run_contender` starts. The command line has the name
+    of the client program, which is a key of `contenders`, and its keyword arguments as JSON.
+    """
+    _, name, arguments_json = sys.argv
+    run_client = contenders[name]
     raise_open_file_limit()
-    print(json.dumps(contenders[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)
+    result = run_client(**json.loads(arguments_json))
+    print(json.dumps(result), flush=True)
 
 
 def raise_open_file_limit() -> None:
-    """Raise the limit of open files to the hard limit of the system."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Raise the number of files that this process may open to the hard limit of the system.
+
+    Each connection of a load generator needs one.
+    """
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def measure_with_server(url: str, run_client: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run a client and add to its result what the server did meanwhile.
+def measure_client_and_server(url: str, run_client: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run a client, and return its result together with what the server did meanwhile.
 
-    The added keys are `server_events`, `server_requests`, `server_cpu_s` and `server_share`, which
-    is the CPU time of the server as a fraction of one core. The result of the client must have
-    `wall_s`.
+    The result of the client must have `wall_s`. These keys are added to it: `server_events`,
+    `server_requests`, `server_cpu_s`, and `server_core_fraction`, which is the CPU time of the
+    server as a fraction of one core.
     """
     before = read_counters(url)
     result = run_client()
     after = read_counters(url)
+
     for name in ("events", "requests", "cpu_s"):
         result[f"server_{name}"] = after[name] - before[name]
-    result["server_share"] = result["server_cpu_s"] / result["wall_s"]
+    result["server_core_fraction"] = result["server_cpu_s"] / result["wall_s"]
+
     return result
 
 
-def interleave_rounds(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """Return the results of each side, run alternately round by round.
+def interleave_rounds(
+    rounds: int, measurements: Mapping[str, Callable[[], T]]
+) -> dict[str, list[T]]:
+    """Run each measurement once per round, and return the results of all rounds by name.
 
-    A slow minute of the machine then affects all sides of its round alike.
+    The measurements alternate (A, B, A, B instead of A, A, B, B), so that a slow minute of the
+    machine affects all measurements of a round alike.
     """
-    results: dict[str, list[T]] = {name: [] for name in sides}
+    results: dict[str, list[T]] = {name: [] for name in measurements}
     for _ in range(rounds):
-        for name, measure_once in sides.items():
+        for name, measure_once in measurements.items():
             results[name].append(measure_once())
     return results
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Return the median of the ratios within each round."""
-    return median([a / b for a, b in zip(numerators, denominators, strict=True)])
+    """Return the median over all rounds of the ratio of two measurements of the same round."""
+    ratios = [
+        numerator / denominator
+        for numerator, denominator in zip(numerators, denominators, strict=True)
+    ]
+    return median(ratios)
 
 
-def measure_cpu_s(work: Callable[[], object], times: int = 1, rounds: int = 5) -> float:
-    """Return the CPU-seconds of one call of `work` in this process.
+def measure_cpu_s(work: Callable[[], object], calls_per_round: int = 1, rounds: int = 5) -> float:
+    """Return the CPU-seconds of this process that one call of `work` takes.
 
-    Each round takes the mean of `times` calls. The smallest mean of all rounds counts, because
-    other work of the machine only adds time.
+    Each round calls `work` several times and takes the mean. The smallest mean of all rounds is
+    returned, because other work of the machine can only add time.
     """
-    means = []
+    mean_cpu_s_per_call = []
     for _ in range(rounds):
-        started = time.process_time()
-        for _ in range(times):
+        started_s = time.process_time()
+        for _ in range(calls_per_round):
             work()
-        means.append((time.process_time() - started) / times)
-    return min(means)
+        elapsed_cpu_s = time.process_time() - started_s
+        mean_cpu_s_per_call.append(elapsed_cpu_s / calls_per_round)
+    return min(mean_cpu_s_per_call)
 
 
-def describe_caveats(result: Mapping[str, Any], *, one_event_per_read: bool = True) -> str:
-    """Return the reasons for which a result cannot be taken at face value, or ""."""
+def describe_caveats(result: Mapping[str, Any], *, expects_one_event_per_read: bool = True) -> str:
+    """Return why a result of `measure_client_and_server` must not be compared with others.
+
+    The reasons are separated by commas. The text is empty if there is none.
+
+    Args:
+        result: The result of a client with what its server did.
+        expects_one_event_per_read: Reading several events at once is a reason. It is none where
+            events are so frequent, or so few, that no client reads them one by one.
+    """
     caveats = []
-    if result["server_share"] > SATURATED_CORE_FRACTION:
+    if result["server_core_fraction"] > SATURATED_CORE_FRACTION:
         caveats.append("server saturated")
 
-    if result["cpu_s"] / result["wall_s"] > SATURATED_CORE_FRACTION:
+    client_core_fraction = result["cpu_s"] / result["wall_s"]
+    if client_core_fraction > SATURATED_CORE_FRACTION:
         caveats.append("client saturated")
 
-    if one_event_per_read and result.get("reads_per_event", 1.0) < MIN_READS_PER_EVENT:
+    reads_per_event = result.get("reads_per_event", 1.0)
+    if expects_one_event_per_read and reads_per_event < MIN_READS_PER_EVENT:
         caveats.append("events bundled")
 
     return ", ".join(caveats)
@@ -320,38 +435,33 @@ def median(values: Sequence[float]) -> float:
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose first column is text and whose others are numbers."""
-    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    """Return a Markdown table whose first column is aligned left and whose others are right.
+
+    `columns` are the headings, and each row has the cells of all columns.
+    """
+    alignments = ["---"] + ["---:"] * (len(columns) - 1)
+    lines = [_format_table_line(columns), "|" + "|".join(alignments) + "|"]
+    lines += [_format_table_line(row) for row in rows]
+    return "\n".join(lines)
 
 
-def _read_usage() -> ResourceUsage:
-    """Return what this process has used so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    io_counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-
-    # /proc/self/schedstat: ns on a core, ns waiting for one, number of time slices
-    waited_ns = int(Path("/proc/self/schedstat").read_text().split()[1])
-    return ResourceUsage(
-        cpu_s=usage.ru_utime + usage.ru_stime,
-        monotonic_ns=time.monotonic_ns(),
-        read_calls=int(io_counters["syscr"]),
-        waited_ns=waited_ns,
-    )
+def _format_table_line(cells: Sequence[str]) -> str:
+    """Return one line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
 
 
 def describe_host() -> str:
-    """Return the machine, its load and its versions in one line."""
+    """Return one line with the CPU, its cores and load, the priority, and the software versions."""
     cores = len(os.sched_getaffinity(0))
-    load_average = os.getloadavg()[0]
-    host = f"{read_cpu_model()}, {cores} cores shared with others (load {load_average:.1f})"
+    load_average_1_min, _, _ = os.getloadavg()
+    host = f"{read_cpu_model()}, {cores} cores shared with others (load {load_average_1_min:.1f})"
     versions = f"Linux {platform.release()}, Python {platform.python_version()}"
+    parts = [host, versions]
 
-    priority = ""
     if RealtimePriority.is_enabled:
-        priority = ", client and endpoint with real-time priority"
+        parts.append("client and endpoint with real-time priority")
 
-    return f"{host}, {versions}{priority}"
+    return ", ".join(parts)
 
 
 def read_cpu_model() -> str:
@@ -368,12 +478,17 @@ def read_cpu_model() -> str:
     return "unknown CPU"
 
 
-def describe_limit(value: float, limit: float, *, most: bool) -> str:
-    """Return whether a value keeps its limit, for example "met (at most 1.5)".
+def format_limit_check(value: float, limit: float, *, is_upper_bound: bool) -> str:
+    """Return whether a measured value meets its limit, for example "met (at most 1.5)".
 
-    With `most`, the limit is an upper bound, and a lower bound otherwise.
+    With `is_upper_bound`, the value must not be above the limit; otherwise, not below it.
     """
-    is_met = value <= limit if most else value >= limit
+    if is_upper_bound:
+        bound = f"at most {limit:g}"
+        is_met = value <= limit
+    else:
+        bound = f"at least {limit:g}"
+        is_met = value >= limit
+
     verdict = "met" if is_met else "**missed**"
-    bound = "at most" if most else "at least"
-    return f"{verdict} ({bound} {limit:g})"
+    return f"{verdict} ({bound})"

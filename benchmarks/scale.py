@@ -236,10 +236,11 @@ def print_worker_limits(cost_ratio: float) -> None:
     speedup = 2 / cost_ratio
     print(
         f"\n- CPU per event of two against one: {cost_ratio:.3f}: "
-        f"{rig.describe_limit(cost_ratio, 1.1, most=True)}"
+        f"{rig.format_limit_check(cost_ratio, 1.1, is_upper_bound=True)}"
     )
     print(
-        f"- two cores carry {speedup:.2f} times one: {rig.describe_limit(speedup, 1.8, most=False)}"
+        f"- two cores carry {speedup:.2f} times one: "
+        f"{rig.format_limit_check(speedup, 1.8, is_upper_bound=False)}"
     )
 
 
@@ -390,7 +391,8 @@ def print_streams(flags: argparse.Namespace) -> None:
     ]
     print(rig.format_table(columns, rows))
     print(f"\n- lost or failed: {summary.requests.scheduled - summary.requests.ok}")
-    print(f"- memory: {rig.describe_limit(observer.peak_bytes / 1e9, 2.0, most=True)} GB")
+    memory_verdict = rig.format_limit_check(observer.peak_bytes / 1e9, 2.0, is_upper_bound=True)
+    print(f"- memory: {memory_verdict} GB")
     print("- valid" if summary.verdict.valid else f"- NOT VALID: {summary.verdict.reasons}")
 
 
@@ -532,7 +534,7 @@ def print_cost(flags: argparse.Namespace) -> None:
     ratio = rig.median(ratios)
     print(
         f"\n- {many_streams:,} against {few_streams} streams: {ratio:.2f}: "
-        f"{rig.describe_limit(ratio, MAX_COST_RATIO, most=True)}"
+        f"{rig.format_limit_check(ratio, MAX_COST_RATIO, is_upper_bound=True)}"
     )
 
 
@@ -602,7 +604,7 @@ def print_million(flags: argparse.Namespace) -> None:
     print(rig.format_table(columns, rows))
     print(
         f"\n- cores, one token per event: {cores_by_bundle[1]:.1f}: "
-        f"{rig.describe_limit(cores_by_bundle[1], MAX_CORES_PER_MILLION, most=True)}"
+        f"{rig.format_limit_check(cores_by_bundle[1], MAX_CORES_PER_MILLION, is_upper_bound=True)}"
     )
 
 
@@ -866,8 +868,9 @@ def print_merge(flags: argparse.Namespace) -> None:
     ]
     print(rig.format_table(["records", "CPU-s", "s", "GB"], rows))
     print(
-        f"\n- the whole summary: {rig.describe_limit(summary_cost.cpu_s, 10, most=True)} CPU-s; "
-        f"{rig.describe_limit(summary_cost.peak_gb, 1.5, most=True)} GB"
+        f"\n- the whole summary: "
+        f"{rig.format_limit_check(summary_cost.cpu_s, 10, is_upper_bound=True)} CPU-s; "
+        f"{rig.format_limit_check(summary_cost.peak_gb, 1.5, is_upper_bound=True)} GB"
     )
 
 

@@ -198,7 +198,7 @@ def describe_increase(local_costs: list[float], ray_costs: list[float]) -> str:
     increases = [ray / local - 1 for local, ray in zip(local_costs, ray_costs, strict=True)]
     median_increase = statistics.median(increases)
     spread = f"of {len(increases)} pairs, {min(increases):+.1%} to {max(increases):+.1%}"
-    verdict = rig.describe_limit(median_increase, MAX_COST_INCREASE, most=True)
+    verdict = rig.format_limit_check(median_increase, MAX_COST_INCREASE, is_upper_bound=True)
 
     return (
         f"CPU per event in the workers, Ray against local: {median_increase:+.1%} ({spread}): "

@@ -10,134 +10,212 @@ cost of prompts is the slope between two lengths. It takes about a minute.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import rig
 import tree
 
-from loadgen.sim.server.send_log import parse_log
+from loadgen.sim.server.send_log import SentRequests, parse_log
 
-WALL_S, CPU_S, PER_1000_TOKENS_MS, EXIT_S = 1.0, 0.6, 0.2, 0.5
-FEW, SHORT = 100, 150  # requests, and prompt tokens of the first length
+MAX_START_S = 1.0
+MAX_START_CPU_S = 0.6
+MAX_CPU_MS_PER_1000_PROMPT_TOKENS = 0.2
+MAX_EXIT_S = 0.5
+
+FEW_REQUESTS = 100
+SHORT_PROMPT_TOKENS = 150
+
+SERVER_OPTIONS = {"ttft": "5ms", "itl": "1ms", "log_events": "ends", "idle_close": "60s"}
+RESULTS_DIR = "results"
+
+SUCCESS_EXIT_CODES = (0, 3)  # 3: the run is invalid, for example because the host was too busy
+SHOWN_OUTPUT_CHARS = 2_000  # of a command that failed
+
+COLUMNS = ("load", "to first request, s", "CPU-s till then", "last token to exit, s")
 
 
-def print_limits(
-    short_prompts: StartTimes,
-    long_prompts: StartTimes,
-    many_requests: StartTimes,
-    args: argparse.Namespace,
-) -> None:
-    """Print the medians that have a limit.
+class Load(NamedTuple):
+    """A closed-loop load: the number of requests, the tokens of each, and the concurrency."""
 
-    The cost of prompts is the difference of two runs whose prompts differ in length.
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+
+
+def find_loadgen_command() -> list[str]:
+    """Return the command that starts loadgen in this Python environment.
+
+    It is `loadgen` as it was installed, or `python -m loadgen` if it was not installed.
     """
-    more_prompt_tokens = FEW * (args.long - SHORT)
-    prompt_cpu_ms = (long_prompts.cpu_s - short_prompts.cpu_s) * 1e3
-    ms_per_1000_tokens = prompt_cpu_ms / (more_prompt_tokens / 1000)
-
-    limits = (
-        (f"start to first request, {FEW} requests", short_prompts.wall_s, "s", WALL_S),
-        ("CPU till then", short_prompts.cpu_s, "s", CPU_S),
-        ("CPU per 1,000 prompt tokens", ms_per_1000_tokens, "ms", PER_1000_TOKENS_MS),
-        (f"last token to exit, {args.many:,} requests", many_requests.exit_s, "s", EXIT_S),
-    )
-    for description, value, unit, limit in limits:
-        verdict = rig.describe_limit(value, limit, most=True)
-        print(f"- {description}: {value:.3f} {unit}: {verdict}")
-
-
-def find_loadgen() -> list[str]:
-    """Return the `loadgen` command of this interpreter's environment."""
     installed_command = Path(sys.executable).with_name("loadgen")
     if installed_command.exists():
         return [str(installed_command)]
     return [sys.executable, "-m", "loadgen"]
 
 
-class Case(NamedTuple):
-    """A load whose start and end are timed."""
+def watch_loadgen_run(url: str, load: Load, folder: Path) -> tree.WatchedCommand:
+    """Run `loadgen run` with a load in `folder` as a user does, and watch its processes.
 
-    requests: int
-    input_tokens: int
-    concurrency: int
+    Raises SystemExit with the end of its output if it fails.
+    """
+    workload_path = folder / "workload.yaml"
+    workload_path.write_text(
+        f"name: bench\nrequests: {{input_tokens: {load.input_tokens}, "
+        f"output_tokens: {load.output_tokens}}}\n"
+    )
+    command = [
+        *find_loadgen_command(),
+        "run",
+        workload_path.name,
+        f"--url={url}",
+        f"--concurrency={load.concurrency}",
+        f"--num-requests={load.requests}",
+        f"--out={RESULTS_DIR}",
+        "--set=limit=cpu_share:100%",  # a busy host must not make the run invalid
+    ]
+    watched = tree.watch_command(command, folder)
+    if watched.code not in SUCCESS_EXIT_CODES:
+        output_end = watched.output[-SHOWN_OUTPUT_CHARS:]
+        raise SystemExit(f"loadgen exited with {watched.code}:\n{output_end}")
+    return watched
 
-    @property
-    def description(self) -> str:
-        """The case in a few words."""
-        return (
-            f"{self.requests:,} requests of {self.input_tokens:,} prompt tokens, "
-            f"{self.concurrency} in flight"
-        )
 
+class RunTimes(NamedTuple):
+    """The times of one run of the command, or the medians of several.
 
-class StartTimes(NamedTuple):
-    """What a run took: seconds and CPU-seconds to its first request, seconds from the last token.
-
-    The seconds begin with the start of the command; `exit_s` ends with its exit.
+    Attributes:
+        start_s: The seconds from the start of the command to the first request of the load.
+        start_cpu_s: The CPU-seconds of all its processes until then.
+        exit_s: The seconds from the last token of the load to the exit of the command.
     """
 
-    wall_s: float
-    cpu_s: float
+    start_s: float
+    start_cpu_s: float
     exit_s: float
 
 
-def measure_run(case: Case) -> StartTimes:
-    """Run `loadgen run` as a user does, and time its start and its end by the endpoint's log."""
-    options = {"ttft": "5ms", "itl": "1ms", "log_events": "ends", "idle_close": "60s"}
+def measure_run(load: Load) -> RunTimes:
+    """Run `loadgen run` as a user does, and time its start and its end by the server's log.
+
+    The log has the times of arrivals and sends on the same monotonic clock as those of the command.
+    """
     with (
-        tempfile.TemporaryDirectory(prefix="loadgen-start-") as scratch,
-        rig.serve_endpoint(**options) as server,
+        tempfile.TemporaryDirectory(prefix="loadgen-start-") as folder,
+        rig.serve_endpoint(**SERVER_OPTIONS) as server,
     ):
-        folder = Path(scratch)
-        (folder / "start.yaml").write_text(
-            f"name: start\nrequests: {{input_tokens: {case.input_tokens}, output_tokens: 4}}\n"
-        )
-        load = ["--concurrency", str(case.concurrency), "--num-requests", str(case.requests)]
+        watched = watch_loadgen_run(server.url, load, Path(folder))
+        server_log = parse_log(rig.read_url(server.url + "/_log"))
 
-        # A busy host must not make the run INVALID.
-        results = ["--out", "results", "--set", "limit=cpu_share:100%"]
-        command = [*find_loadgen(), "run", "start.yaml", "--url", server.url, *load, *results]
-        watched = tree.watch_command(command, folder)
-        log = parse_log(rig.read_url(server.url + "/_log"))
-
-    # Requests of the load are named after the folder of the results, unlike the first request that
-    # only looks at the endpoint.
-    load_requests = [request for request in log.requests if request.id.startswith("results-")]
-    if len(load_requests) != case.requests or watched.code not in (0, 3):
-        raise SystemExit(
-            f"{len(load_requests)} of {case.requests} requests came, exit code "
-            f"{watched.code}:\n{watched.output[-2000:]}"
-        )
-
-    first_arrival_ns = min(request.arrival_ns for request in load_requests)
-    last_send_ns = int(log.sent_ns.max())
-    return StartTimes(
-        wall_s=(first_arrival_ns - watched.begun_ns) / 1e9,
-        cpu_s=watched.cpu_s_at(first_arrival_ns),
-        exit_s=(watched.ended_ns - last_send_ns) / 1e9,
+    first_arrival_ns = find_first_arrival_ns(server_log, load.requests)
+    last_sent_ns = int(server_log.sent_ns.max())
+    return RunTimes(
+        start_s=(first_arrival_ns - watched.begun_ns) / 1e9,
+        start_cpu_s=watched.cpu_s_at(first_arrival_ns),
+        exit_s=(watched.ended_ns - last_sent_ns) / 1e9,
     )
 
 
-class MeasuredCase(NamedTuple):
-    """A case with the times of its runs."""
+def find_first_arrival_ns(log: SentRequests, expected_requests: int) -> int:
+    """Return when the first request of the load arrived at the server, on the monotonic clock.
 
-    case: Case
-    runs: list[StartTimes]
+    Requests of the load are named after the folder of the results. The probe, which is sent before
+    the load, has another name. Raises SystemExit if a request of the load is missing.
+    """
+    arrivals_ns = [
+        request.arrival_ns for request in log.requests if request.id.startswith(f"{RESULTS_DIR}-")
+    ]
+    if len(arrivals_ns) != expected_requests:
+        raise SystemExit(f"{len(arrivals_ns)} of {expected_requests} requests arrived")
+    return min(arrivals_ns)
 
-    def median(self) -> StartTimes:
-        """Return the median of each time."""
-        return StartTimes(*(rig.median(times) for times in zip(*self.runs, strict=True)))
+
+class MeasuredLoad(NamedTuple):
+    """A load and the times of its runs, one per round."""
+
+    load: Load
+    runs: list[RunTimes]
+
+    def medians(self) -> RunTimes:
+        """Return the median of each time over all runs."""
+        return RunTimes(
+            start_s=rig.median([run.start_s for run in self.runs]),
+            start_cpu_s=rig.median([run.start_cpu_s for run in self.runs]),
+            exit_s=rig.median([run.exit_s for run in self.runs]),
+        )
 
     def format_row(self) -> list[str]:
-        """Return the row of the table: the median and the smallest value of each time."""
-        cells = [
-            f"{rig.median(times):.3f} ({min(times):.3f})" for times in zip(*self.runs, strict=True)
+        """Return the row of the load: the median of each time, with the smallest in brackets."""
+        load = self.load
+        description = (
+            f"{load.requests:,} requests of {load.input_tokens:,} prompt tokens, "
+            f"{load.concurrency} in flight"
+        )
+        return [
+            description,
+            format_times([run.start_s for run in self.runs]),
+            format_times([run.start_cpu_s for run in self.runs]),
+            format_times([run.exit_s for run in self.runs]),
         ]
-        return [self.case.description, *cells]
+
+
+def measure_load(load: Load, rounds: int) -> MeasuredLoad:
+    """Run a load `rounds` times, and return the times of all runs."""
+    return MeasuredLoad(load, [measure_run(load) for _ in range(rounds)])
+
+
+def format_times(times_s: Sequence[float]) -> str:
+    """Return the median of times in seconds, with the smallest in brackets."""
+    return f"{rig.median(times_s):.3f} ({min(times_s):.3f})"
+
+
+def compute_prompt_cpu_ms_per_1000_tokens(short: MeasuredLoad, long: MeasuredLoad) -> float:
+    """Return the CPU-ms that 1,000 tokens of a prompt cost before the first request.
+
+    It is the slope between two loads that differ only in the length of their prompts, so that the
+    fixed costs of a start cancel out.
+    """
+    added_cpu_s = long.medians().start_cpu_s - short.medians().start_cpu_s
+    added_tokens_per_request = long.load.input_tokens - short.load.input_tokens
+    added_tokens = short.load.requests * added_tokens_per_request
+    return added_cpu_s * 1e3 / (added_tokens / 1_000)
+
+
+def print_limits(short: MeasuredLoad, long: MeasuredLoad, many: MeasuredLoad) -> None:
+    """Print whether the medians keep their limits.
+
+    Args:
+        short: Few requests with short prompts, for the time of a start.
+        long: As many requests with long prompts, for the cost of prompts.
+        many: Many requests, for the time of an exit.
+    """
+    start = short.medians()
+    print_limit(
+        f"start to first request, {short.load.requests} requests", start.start_s, "s", MAX_START_S
+    )
+    print_limit("CPU till then", start.start_cpu_s, "s", MAX_START_CPU_S)
+    print_limit(
+        "CPU per 1,000 prompt tokens",
+        compute_prompt_cpu_ms_per_1000_tokens(short, long),
+        "ms",
+        MAX_CPU_MS_PER_1000_PROMPT_TOKENS,
+    )
+    print_limit(
+        f"last token to exit, {many.load.requests:,} requests",
+        many.medians().exit_s,
+        "s",
+        MAX_EXIT_S,
+    )
+
+
+def print_limit(description: str, value: float, unit: str, max_value: float) -> None:
+    """Print a value and whether it is at most `max_value`; both are in `unit`."""
+    verdict = rig.format_limit_check(value, max_value, is_upper_bound=True)
+    print(f"- {description}: {value:.3f} {unit}: {verdict}")
 
 
 def main() -> None:
@@ -145,28 +223,30 @@ def main() -> None:
     parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--many", type=int, default=10_000, help="requests, of which the exit is timed"
+        "--many", type=int, default=10_000, help="requests of the load whose exit is timed"
     )
     parser.add_argument(
         "--long", type=int, default=10_000, help="prompt tokens of the second length"
     )
-    args = rig.parse_arguments(parser, rounds=1, many=300, long=1_000)
+    smoke_defaults = {"rounds": 1, "many": 300, "long": 1_000}
+    args = rig.parse_arguments(parser, **smoke_defaults)
+
     print("The command and all its processes on one core, the endpoint on the other;")
     print(f"median of {args.rounds} rounds (best in brackets).\n")
-    measure_run(Case(requests=10, input_tokens=SHORT, concurrency=4))  # warms the caches
-    short_prompts, long_prompts, many_requests = (
-        MeasuredCase(case, [measure_run(case) for _ in range(args.rounds)])
-        for case in (
-            Case(FEW, SHORT, concurrency=8),
-            Case(FEW, args.long, concurrency=8),
-            Case(args.many, input_tokens=20, concurrency=256),
-        )
-    )
-    rows = [case.format_row() for case in (short_prompts, long_prompts, many_requests)]
-    columns = ["load", "to first request, s", "CPU-s till then", "last token to exit, s"]
-    print(rig.format_table(columns, rows))
+
+    short_load = Load(FEW_REQUESTS, SHORT_PROMPT_TOKENS, output_tokens=4, concurrency=8)
+    long_load = short_load._replace(input_tokens=args.long)
+    many_load = Load(args.many, input_tokens=20, output_tokens=4, concurrency=256)
+
+    measure_run(short_load._replace(requests=10))  # warms the caches of the file system
+    short = measure_load(short_load, args.rounds)
+    long = measure_load(long_load, args.rounds)
+    many = measure_load(many_load, args.rounds)
+
+    rows = [short.format_row(), long.format_row(), many.format_row()]
+    print(rig.format_table(COLUMNS, rows))
     print()
-    print_limits(short_prompts.median(), long_prompts.median(), many_requests.median(), args)
+    print_limits(short, long, many)
 
 
 if __name__ == "__main__":

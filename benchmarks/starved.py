@@ -142,7 +142,7 @@ def list_starvations(every: int) -> list[Starvation]:
 
 def start_on_client_core(command: list[str], nice: int) -> subprocess.Popen[str]:
     """Start a process on the client's core with a niceness."""
-    core = ",".join(map(str, sorted(rig.client_and_server_cores()[0])))
+    core = ",".join(map(str, sorted(rig.assign_cores().client)))
     return subprocess.Popen(
         ["taskset", "-c", core, "nice", "-n", str(nice), *command],
         stdout=subprocess.PIPE,
@@ -156,7 +156,7 @@ def starve_client(client: subprocess.Popen[str], starvation: Starvation, seconds
     The client is stopped and continued, shares its core with busy processes, or both.
     """
     os.setpriority(os.PRIO_PROCESS, client.pid, starvation.nice)
-    client_cores, _ = rig.client_and_server_cores()
+    client_cores = rig.assign_cores().client
     if rig.RealtimePriority.is_enabled:
         rig.pin_process(client.pid, client_cores)
 
@@ -194,7 +194,7 @@ def run_starved_load(
         "seed": "1",
         "warmup": "0",
     }
-    command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(arguments)]
+    command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "load", json.dumps(arguments)]
 
     record_log = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
     with start_on_client_core(command, 0) as client:
@@ -558,7 +558,7 @@ def stop_for_a_while(client: subprocess.Popen[str], starvation: Starvation) -> N
 
 def main() -> None:
     """Print the counts of false answers by metric."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
     parser.add_argument("--every", type=int, default=1, help="every nth way only")
     parser.add_argument(

@@ -75,7 +75,7 @@ def run_from_empty(
     )
 
     return {
-        "seen": rig.describe_tree_and_date(),
+        "seen": rig.describe_commit_and_date(),
         "preset": preset_name,
         "scenario": scenario,
         "round": test.round,

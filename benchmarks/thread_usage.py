@@ -13,7 +13,12 @@ from tree import list_process_tree
 
 
 class ThreadTimes(NamedTuple):
-    """What one thread has used since its start, in ns: on a core, and ready without a core."""
+    """What one thread has used since its start, in ns.
+
+    Attributes:
+        cpu_ns: The time for which it ran on a core.
+        waited_ns: The time for which it was ready to run but had no core.
+    """
 
     cpu_ns: int
     waited_ns: int
@@ -42,19 +47,22 @@ class Usage(NamedTuple):
 
 
 def sample_usage(root_pid: int) -> UsageSample:
-    """Read the times of all threads of a process and its descendants."""
+    """Read the times of all threads of a process and its descendants.
+
+    A process or a thread that ends while it is read is left out.
+    """
     times_by_thread: dict[int, ThreadTimes] = {}
     for pid in list_process_tree(root_pid):
-        # A process or a thread may end while it is read.
         with contextlib.suppress(OSError, ValueError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                times_by_thread[int(thread)] = _read_thread_times(pid, thread)
+            for thread_id in os.listdir(f"/proc/{pid}/task"):
+                times_by_thread[int(thread_id)] = read_thread_times(pid, thread_id)
     return UsageSample(time.monotonic_ns(), times_by_thread)
 
 
-def _read_thread_times(pid: int, thread: str) -> ThreadTimes:
-    # /proc/.../schedstat: ns on a core, ns waiting for one, number of time slices
-    cpu_ns, waited_ns, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+def read_thread_times(pid: int, thread_id: str) -> ThreadTimes:
+    """Return what a thread has used so far, by the scheduler statistics of the kernel."""
+    schedstat = Path(f"/proc/{pid}/task/{thread_id}/schedstat").read_text()
+    cpu_ns, waited_ns, _time_slices = schedstat.split()
     return ThreadTimes(int(cpu_ns), int(waited_ns))
 
 
@@ -64,22 +72,22 @@ def measure_usage(samples: Sequence[UsageSample], begin_ns: int, end_ns: int) ->
     Threads that began or ended in between are left out. Return None with fewer than two samples in
     the interval.
     """
-    inside = [sample for sample in samples if begin_ns <= sample.monotonic_ns <= end_ns]
-    if len(inside) < 2:
+    samples_inside = [sample for sample in samples if begin_ns <= sample.monotonic_ns <= end_ns]
+    if len(samples_inside) < 2:
         return None
 
-    first, last = inside[0], inside[-1]
+    first = samples_inside[0]
+    last = samples_inside[-1]
     elapsed_ns = last.monotonic_ns - first.monotonic_ns
-    threads = first.times_by_thread.keys() & last.times_by_thread.keys()
-    cpu_shares = [
-        (last.times_by_thread[thread].cpu_ns - first.times_by_thread[thread].cpu_ns) / elapsed_ns
-        for thread in threads
-    ]
-    waited_shares = [
-        (last.times_by_thread[thread].waited_ns - first.times_by_thread[thread].waited_ns)
-        / elapsed_ns
-        for thread in threads
-    ]
+
+    cpu_shares = []
+    waited_shares = []
+    for thread_id in first.times_by_thread.keys() & last.times_by_thread.keys():
+        times_before = first.times_by_thread[thread_id]
+        times_after = last.times_by_thread[thread_id]
+        cpu_shares.append((times_after.cpu_ns - times_before.cpu_ns) / elapsed_ns)
+        waited_shares.append((times_after.waited_ns - times_before.waited_ns) / elapsed_ns)
+
     return Usage(
         cores=sum(cpu_shares),
         busiest_share=max(cpu_shares, default=0.0),

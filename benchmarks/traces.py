@@ -181,7 +181,7 @@ def measure_replay(trace_path: Path, run_dir: Path) -> NDArray[np.float64]:
 
 def main() -> None:
     """Print the cost of reading each file, then replay one."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--replay", type=int, default=60, metavar="SECONDS")
 

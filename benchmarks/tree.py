@@ -108,7 +108,7 @@ def watch_command(
     times as far after FINE_SAMPLING_S. With `is_pinned`, the command runs on the client's core.
     """
     output = folder / "output.txt"
-    client_cores, _ = rig.client_and_server_cores()
+    client_cores = rig.assign_cores().client
 
     cores = client_cores if is_pinned else os.sched_getaffinity(0)
     with output.open("w") as file:

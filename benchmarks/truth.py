@@ -200,8 +200,8 @@ def measure_once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str,
                 "duration": seconds,
             }
             # The client is a process of its own on one core: the script ours.py.
-            result = rig.measure_with_server(
-                server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
+            result = rig.measure_client_and_server(
+                server.url, lambda: rig.run_contender("ours.py", "load", arguments)
             )
 
         log = parse_log(Path(log_path).read_bytes())
@@ -225,7 +225,7 @@ class Limit(NamedTuple):
 
     def describe(self) -> str:
         """Return the value, and whether it keeps its limit."""
-        verdict = rig.describe_limit(self.value, self.limit, most=self.is_upper_bound)
+        verdict = rig.format_limit_check(self.value, self.limit, is_upper_bound=self.is_upper_bound)
         return f"{self.description} {self.value:.4g}: {verdict}"
 
 
@@ -303,7 +303,7 @@ def format_row(name: str, result: dict[str, Any], truth: Truth) -> list[str]:
         f"{truth.stamp_error_p50_ms:.3f} / {truth.stamp_error_p99_ms:.3f}",
         f"{truth.bounded_share:.2%} / {truth.explained_share:.2%}",
         f"{result['cpu_s'] / result['wall_s']:.0%}",
-        f"{result['server_share']:.0%}",
+        f"{result['server_core_fraction']:.0%}",
         f"{result['reads_per_event']:.2f}",
         rig.describe_caveats(result),
     ]
@@ -311,7 +311,7 @@ def format_row(name: str, result: dict[str, Any], truth: Truth) -> list[str]:
 
 def main() -> None:
     """Print the errors by load, and whether they are within the limits."""
-    parser = rig.create_parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
     parser.add_argument("--rates", default="10000,25000", help="events/s")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of each; of fewer, p99 rests on too little"

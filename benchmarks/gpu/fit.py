@@ -345,7 +345,7 @@ def format_page(
     lines = [
         "# The model held against loads that it was not fitted on",
         "",
-        f"`benchmarks/gpu/fit.py` ({rig.describe_tree_and_date()}).",
+        f"`benchmarks/gpu/fit.py` ({rig.describe_commit_and_date()}).",
         f"The compute share is fitted on TTFT p50 of `{FITTED_LOAD}`: {request.ttft_ms:.1f} "
         f"ms of prompts of",
         f"{request.prompt:,.0f} tokens. Each cell: measured / predicted (off by).",

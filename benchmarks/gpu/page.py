@@ -73,7 +73,7 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     parts = [
         "# A rehearsal of an hour with a GPU",
         "",
-        f"`benchmarks/gpu/rehearse.py` ({rig.describe_tree_and_date()}). "
+        f"`benchmarks/gpu/rehearse.py` ({rig.describe_commit_and_date()}). "
         f"{describe_label(machine, engine)}",
         "",
         describe_machine(machine),
