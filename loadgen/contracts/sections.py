@@ -142,7 +142,8 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
     interval_column = "CI"
     if common_confidence is not None:
         interval_column = f"{common_confidence * 100:g} % CI"
-    head = ("verdict", *level_column, "term", "measured", interval_column)
+    head = ("verdict", *level_column, "measured", interval_column, "term")
+    label_columns = 1 + len(level_column)
     failures = [
         Paragraph(f"Level {level.name} was not judged: {level.failure_reason}.", "warn")
         for level in validation.levels
@@ -151,7 +152,7 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
 
     return [
         section("", verdict_paragraph),
-        section("", Table(head, rows, label_columns=2 + len(level_column))),
+        section("", Table(head, rows, kind="remarks", label_columns=label_columns)),
         section("", *failures, Paragraph(describe_next_step(validation))),
     ]
 
@@ -167,18 +168,19 @@ def _format_brief_interval(
 
 
 def _build_brief_row(term: TermVerdict, level: str, interval: str) -> tuple[str, ...]:
-    """Return the row of a term: verdict, level (if there are several), term, metric, interval.
+    """Return the row of a term: verdict, level (if there are several), metric, interval, term.
 
-    A term of the list `should` is marked, because it does not count for the verdict.
+    The term is last, because it is the longest cell and may take more than one line. A term of the
+    list `should` is marked, because it does not count for the verdict.
     """
     mark = " (should)" if term.requirement == "should" else ""
     level_cell = [level] if level else []
     return (
         f"{term.verdict}{mark}",
         *level_cell,
-        term.term,
         format_term_value(term),
         interval,
+        term.term,
     )
 
 
