@@ -743,7 +743,7 @@ def test_extension_skips_a_level_that_no_load_can_decide(
     contract.write_text(UNDECIDED_CONTRACT)
     directory = tmp_path / "out"
 
-    arguments = f"{contract} --url sim:gb300-vm --seed 1 --out '{directory}'"
+    arguments = f"'{contract}' --url sim:gb300-vm --seed 1 --out '{directory}'"
     validated = run_validate_command(arguments, capsys)
     assert validated.code == 3
     assert "no accepted length is stated" in " ".join(validated.out.split())

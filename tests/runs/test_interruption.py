@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_an_interruption_after_the_load_names_the_command_that_reports_it(
         execute(WORKLOAD, settings, display.event_handlers)
         raise KeyboardInterrupt  # while the report is printed
 
-    assert f"loadgen report {run_dir}" in capsys.readouterr().err
+    assert f"loadgen report {shlex.quote(str(run_dir))}" in capsys.readouterr().err
     assert (run_dir / "run.json").is_file()
 
 
