@@ -275,7 +275,10 @@ def provoke_preemptions(scenario: Scenario, rng: np.random.Generator) -> Scenari
 def limit_kv_cache(
     limits: ServerLimits, tokens: float, *, reserves_output_blocks: bool
 ) -> ServerLimits:
-    """Return limits with a KV cache of so many tokens, but enough for the longest request."""
+    """Return limits with a KV cache of so many tokens, but enough for the longest request.
+
+    Requests do not share blocks, so each of them needs all blocks of its own prompt.
+    """
     min_blocks = limits.max_seq_len // limits.tokens_per_block + 1
     return replace(
         limits,
@@ -371,6 +374,7 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
     delays = draw_delays(cause, seed, len(records), rng)
     delay_records(records, delays)
     if cause == "network":
+        # A request that was not delayed by its connection used one that was open already.
         records["reused"] = delays.connect_ns == 0
     return records, collect_metric_samples(replicas)
 

@@ -337,7 +337,10 @@ def check_search(seed: int, *, checks_lower_bound: bool) -> CheckedSearch:
 
 
 def print_totals(results: Sequence[CheckedSearch]) -> None:
-    """Print how many searches confirmed a load, and how many of these loads are wrong."""
+    """Print how many searches confirmed a load, and how many of these loads are wrong.
+
+    Whether a load is too low was not checked in every search.
+    """
     states = Counter(result.state for result in results)
     print(f"\n{len(results)} searches: {dict(states)}")
 
@@ -348,12 +351,11 @@ def print_totals(results: Sequence[CheckedSearch]) -> None:
         "true capacity (limit: 0)"
     )
 
-    lower_checks = [result.is_too_low for result in results if result.is_too_low is not None]
-    if lower_checks:
-        too_low = sum(lower_checks)
+    is_too_low = [result.is_too_low for result in results if result.is_too_low is not None]
+    if is_too_low:
         print(
-            f"{too_low} of {len(lower_checks)} confirmed loads are below 1/{TOO_LOW_RATIO:g} of "
-            "the true capacity"
+            f"{sum(is_too_low)} of {len(is_too_low)} confirmed loads are below "
+            f"1/{TOO_LOW_RATIO:g} of the true capacity"
         )
 
 

@@ -68,10 +68,12 @@ class SearchProblem(NamedTuple):
     run_length_s: float
 
 
-def create_problem(preset_name: str, scenario: Any, run_length_s: float) -> SearchProblem:
-    """Return the search for the capacity of a preset under the limits of a scenario.
+def create_problem(
+    preset_name: str, scenario: rules.Scenario, run_length_s: float
+) -> SearchProblem:
+    """Return the problem to find the capacity of a preset under the p99 limits of a scenario.
 
-    The scenario is "server" or "interactive".
+    The limits are those of TTFT and TPOT in the MLPerf scenario "server" or "interactive".
     """
     test = rules.create_test(BENCHMARK, scenario)
     assert test.ttft_ns is not None and test.tpot_ns is not None
@@ -326,7 +328,7 @@ def run_bisection(problem: SearchProblem, guess: float, seed: int) -> Bisection:
     return Bisection(math.sqrt(low * high), duration_s, trial_count)
 
 
-class RatePasses(NamedTuple):
+class PassCount(NamedTuple):
     """A rate, and how many of the runs at it pass the SLO."""
 
     rate_per_s: float
@@ -377,10 +379,10 @@ class RateLadder:
         while self.count_passes(highest_step) > 0:
             highest_step += 1
 
-    def results(self) -> list[RatePasses]:
+    def results(self) -> list[PassCount]:
         """Return the result of each step, the lowest rate first."""
         return [
-            RatePasses(self._rate_at(step), passes)
+            PassCount(self._rate_at(step), passes)
             for step, passes in sorted(self._passes_by_step.items())
         ]
 
@@ -407,8 +409,12 @@ class PassCurve(NamedTuple):
         return float(terms.sum())
 
 
-def fit_pass_curve(results: list[RatePasses], run_count: int) -> PassCurve:
-    """Fit the pass probability by maximum likelihood, on a grid of both parameters."""
+def fit_pass_curve(results: list[PassCount], run_count: int) -> PassCurve:
+    """Fit the pass probability by maximum likelihood, given the passes at several rates.
+
+    All combinations of 60 values of sigma and 1,200 capacities between the lowest and the highest
+    rate are tried.
+    """
     log_rates = np.log([result.rate_per_s for result in results])
     passes = np.array([result.passes for result in results])
     curves = [
@@ -540,40 +546,47 @@ def print_coverage(search_count: int) -> None:
             )
 
 
-def measure_truth(problem: SearchProblem, guess: float, run_count: int) -> float:
-    """Return the true capacity in requests per second, and print how it was determined.
+class Truth(NamedTuple):
+    """What runs at fixed rates show about the true capacity."""
 
-    The lines show how many runs pass at each rate, the curve fitted to them, and the steady-state
-    knee.
-    """
+    run_count: int  # at each rate
+    results: list[PassCount]
+    curve: PassCurve
+    knee_per_s: float
+
+    def format_lines(self) -> str:
+        """Return how many runs pass at each rate, the fitted capacity, and the knee, as text."""
+        passes_text = ", ".join(
+            f"{result.rate_per_s:.1f}/s {result.passes}/{self.run_count}" for result in self.results
+        )
+        capacity_text = f"{self.curve.capacity_per_s:.2f}/s, sigma {self.curve.sigma:.2%}"
+        return (
+            f"ladder: {passes_text}\n"
+            f"truth: {capacity_text}; steady-state knee {self.knee_per_s:.1f}/s"
+        )
+
+
+def measure_truth(problem: SearchProblem, guess: float, run_count: int) -> Truth:
+    """Simulate runs at fixed rates around the guess, and determine the capacity from them."""
     ladder = RateLadder(problem, guess, run_count)
     ladder.extend_until_decided()
     results = ladder.results()
-    results_text = ", ".join(
-        f"{result.rate_per_s:.1f}/s {result.passes}/{run_count}" for result in results
-    )
-    print(f"ladder: {results_text}")
-
     curve = fit_pass_curve(results, run_count)
     knee_per_s = find_steady_state_knee(problem, curve.capacity_per_s)
-    print(
-        f"truth: {curve.capacity_per_s:.2f}/s, sigma {curve.sigma:.2%}; "
-        f"steady-state knee {knee_per_s:.1f}/s",
-        flush=True,
-    )
-    return curve.capacity_per_s
+    return Truth(run_count, results, curve, knee_per_s)
 
 
-def measure_bisection_s(problem: SearchProblem, guess: float, count: int) -> float:
-    """Return the mean simulated time of so many bisections, and print it. NaN for a count of 0."""
-    if count == 0:
+def format_bisections(bisections: list[Bisection]) -> str:
+    """Return the mean simulated time and the mean number of trials of plain bisections."""
+    trials = np.mean([bisection.trial_count for bisection in bisections])
+    return f"plain bisection: {mean_duration_s(bisections):.0f} s, {trials:.1f} trials"
+
+
+def mean_duration_s(bisections: list[Bisection]) -> float:
+    """Return the mean simulated time of bisections, or NaN if there are none."""
+    if not bisections:
         return math.nan
-
-    bisections = [run_bisection(problem, guess, seed) for seed in range(count)]
-    mean_s = float(np.mean([bisection.duration_s for bisection in bisections]))
-    mean_trials = np.mean([bisection.trial_count for bisection in bisections])
-    print(f"plain bisection: {mean_s:.0f} s, {mean_trials:.1f} trials", flush=True)
-    return mean_s
+    return float(np.mean([bisection.duration_s for bisection in bisections]))
 
 
 class SearchOutcome(NamedTuple):
@@ -655,8 +668,16 @@ def main() -> None:
 
     problem = create_problem(args.preset, args.scenario, args.length)
     print(f"SIMULATED: {args.preset}, {args.scenario} limits, {problem.lengths.name}")
-    true_load = args.truth or measure_truth(problem, args.guess, args.ladder)
-    bisection_s = measure_bisection_s(problem, args.guess, args.bisections)
+    true_load = args.truth
+    if true_load is None:
+        truth = measure_truth(problem, args.guess, args.ladder)
+        true_load = truth.curve.capacity_per_s
+        print(truth.format_lines(), flush=True)
+
+    bisections = [run_bisection(problem, args.guess, seed) for seed in range(args.bisections)]
+    bisection_s = mean_duration_s(bisections)
+    if bisections:
+        print(format_bisections(bisections), flush=True)
 
     create_settings = near_guess_settings if args.near else bracket_settings
     outcomes = []

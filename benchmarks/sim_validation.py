@@ -224,7 +224,10 @@ class SimulationSetup:
         )
 
     def _create_system(self) -> SimulatedSystem:
-        """Return the system with as many replicas as fit on its GPUs."""
+        """Return the system with as many replicas as fit on its GPUs.
+
+        With more GPUs than the preset has, the replicas of the preset are repeated.
+        """
         copies = max(self.gpu_count // self.preset.gpus, 1)
         replica_count = self.gpu_count // self.preset.gpus_per_replica
         replica_speeds = (self.preset.speeds * copies)[:replica_count]
@@ -440,8 +443,8 @@ def compare_offline(offline_run: OfflineRun) -> OfflineComparison:
 def print_offline() -> None:
     """Print published and simulated Offline results."""
     print(
-        "## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of "
-        "other submitters.\n"
+        "## Offline\n\nThe rows that were fitted on only show the fit. The others are predictions "
+        "for the same hardware of other submitters.\n"
     )
     offline_runs = OFFLINE_RUNS[: ValidationSize.max_rows]
     rows = [compare_offline(offline_run).format_row() for offline_run in offline_runs]
@@ -657,9 +660,9 @@ def print_latency() -> list[LatencyComparison]:
     print_min_ttft()
 
     print(
-        "Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), "
-        "TPOT p50 within 10 %\n(Interactive), TTFT p50 within 30 %. Above 95 % of the model's "
-        "capacity a row is listed, not scored.\n"
+        "A prediction holds if the rate at which the model has the published TPOT p50 is within "
+        "5 % (Server), TPOT p50\nis within 10 % (Interactive), and TTFT p50 is within 30 % (both). "
+        "Rows above 95 % of the model's capacity are not scored.\n"
     )
     score_columns = ("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict")
     print_table(score_columns, [format_score(comparison) for comparison in comparisons])
@@ -670,16 +673,15 @@ def print_latency() -> list[LatencyComparison]:
 def print_min_ttft() -> None:
     """Print the lowest TTFT of the model beside the one in a public log.
 
-    A prompt that meets an empty server has the lowest TTFT. One minute at a moderate rate has such
-    prompts.
+    Only the first prompts of a run arrive at an idle server, so a run of one minute is enough.
     """
     preset = presets.load_preset("gb200-vm")
     setup = create_setup(preset, gpu_count=4, mean_output_tokens=BLACKWELL_OUTPUT_TOKENS)
     simulated = setup.simulate_server(rate_per_s=170, duration_s=60)
     print(
-        f"A prompt that meets an empty server: least TTFT {simulated.min_ttft_ms:.1f} ms in the "
-        "model, 20.25 ms in the public log of\nAzure's GB200 Server run: overhead and weights, on "
-        "which nothing but one TPOT was fitted.\n"
+        f"A prompt that arrives at an idle server has the lowest TTFT: {simulated.min_ttft_ms:.1f} "
+        "ms in the model, 20.25 ms in the\npublic log of Azure's GB200 Server run. It consists of "
+        "the overhead and of reading the weights, for which\nonly one TPOT was used for fitting.\n"
     )
 
 
@@ -781,9 +783,9 @@ def print_sensitivity(comparisons: Sequence[LatencyComparison]) -> None:
     """Print how much each prediction changes with each parameter, in three tables."""
     print("## Sensitivity\n")
     print(
-        "Change in %, when one constant is 5 % larger (all others as they are, nothing fitted "
-        "again). Close to\nsaturation latencies change a lot: that is the knife edge. The rate "
-        "that shows a given TPOT does not.\n"
+        "Change in % if one constant is 5 % larger, all others are as they are, and nothing is "
+        "fitted again. Close to\nsaturation, latencies change a lot. The rate at which the model "
+        "has a given TPOT does not.\n"
     )
     p50_rows = []
     p99_rows = []
@@ -930,9 +932,9 @@ def print_throughput() -> None:
     """Print the model's peak rates beside published rates, and how parameters change the peaks."""
     print("## Server and Interactive throughput\n")
     print(
-        "Published rates are what submitters chose to run, so lower bounds; the model's peak is "
-        "the highest rate that\nkeeps the p99 limits in it, an upper bound of the model. Slack: "
-        "what published p99s leave of their limits.\n"
+        "Submitters choose their rates, so published rates are lower bounds. The model's peak is "
+        "the highest rate at which\nit meets the p99 limits, which is an upper bound of the model. "
+        "Slack: how far published p99s are below their limits.\n"
     )
     cases = [
         (preset_name, scenario) for preset_name in PRESET_OF_GPU.values() for scenario in SCENARIOS
@@ -954,7 +956,7 @@ def print_throughput() -> None:
         "slack",
     )
     print_table(columns, peak_rows)
-    print("Change of the peak in %, when one constant is 5 % larger:\n")
+    print("Change of the peak in % if one constant is 5 % larger:\n")
     print_table(("peak", *PARAMETERS), change_rows)
 
 
@@ -976,7 +978,11 @@ def create_rack_setup(routing: presets.Routing, mean_output_tokens: float) -> Si
 
 
 def print_rack_offline() -> None:
-    """Print the Offline rate of the rack with each routing, and the difference."""
+    """Print the Offline rate of the rack with each routing, and the difference.
+
+    The rate counts until the last token of the slowest replica, so it depends on how the requests
+    are distributed over the replicas.
+    """
     rate_by_routing: dict[str, int] = {}
     for routing in get_args(presets.Routing):
         setup = create_rack_setup(routing, RACK_OFFLINE_OUTPUT_TOKENS)
@@ -1001,7 +1007,10 @@ def find_published_rack_rate() -> float:
 
 
 def print_rack_server() -> None:
-    """Print latencies of the rack with each routing, at the published Server rate of a peer."""
+    """Print latencies of the simulated rack with each routing.
+
+    The rate is the published Server rate of the peer, which is the nearest real rack.
+    """
     peer_tokens_per_s = find_published_rack_rate()
     rate_per_s = peer_tokens_per_s / BLACKWELL_OUTPUT_TOKENS
 
@@ -1041,7 +1050,9 @@ def parse_command_line() -> argparse.Namespace:
         help="fit the constants again, and print them beside the stored",
     )
     parser.add_argument("--parts", default=PARTS, help="sensitivity needs latency")
-    parser.add_argument("--share", type=float, default=1.0, help="of the requests of each run")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="the fraction of requests that is run"
+    )
     parser.add_argument(
         "--rows", type=int, default=100, help="how many rows of each table are computed"
     )

@@ -53,6 +53,7 @@ from loadgen.sim.server.send_log import SentRequests, parse_log
 
 MAX_FALSE_VALID_FRACTION = 1 / 60
 MAX_FALSE_INVALID_FRACTION = 3 / 60
+CLIENT_TIMEOUT_S = 120  # for the client to end after its load
 LOG_UNCERTAINTY_MS = 0.5  # the possible error of the endpoint's log on a shared machine
 REQUEST_RATE_PER_S = 40.0
 MEAN_TTFT_MS = 100
@@ -223,13 +224,13 @@ def run_starved_load(url: str, run_dir: Path, case: StarvationCase, load_s: floa
     # The client creates this file when the load is about to begin.
     record_log = run_dir / "spool" / "w0.rows"
 
-    command = client_command(url, run_dir, case.itl_ms, load_s)
+    command = build_client_command(url, run_dir, case.itl_ms, load_s)
     with start_on_client_core(command, nice=0) as client:
         try:
             while not record_log.exists() and client.poll() is None:
                 time.sleep(0.01)
             starve_client(client, case, load_s)
-            output, _ = client.communicate(timeout=120)
+            output, _ = client.communicate(timeout=CLIENT_TIMEOUT_S)
         finally:
             client.kill()
 
@@ -239,7 +240,7 @@ def run_starved_load(url: str, run_dir: Path, case: StarvationCase, load_s: floa
     return LoadStart(result["run_id"], result["start_ns"])
 
 
-def client_command(url: str, run_dir: Path, itl_ms: int, load_s: float) -> list[str]:
+def build_client_command(url: str, run_dir: Path, itl_ms: int, load_s: float) -> list[str]:
     """Return the command of a client process that runs one load and prints its result as JSON.
 
     Responses take about 0.5 to 0.8 s, whatever the time between tokens.
@@ -357,16 +358,17 @@ class MetricOutcome(NamedTuple):
         return text
 
 
-def create_usual_server(itl_ms: int) -> dict[str, str]:
+def usual_server_options(itl_ms: int) -> dict[str, str]:
     """Return the latency options of an endpoint with a nearly constant speed."""
     return {"ttft": f"normal:{MEAN_TTFT_MS}ms,{MEAN_TTFT_MS / 10}ms", "itl": f"{itl_ms}ms"}
 
 
-def create_drawn_server(itl_ms: int, seed: int) -> dict[str, str]:
+def drawn_server_options(itl_ms: int, seed: int) -> dict[str, str]:
     """Return the latency options of an endpoint that behaves like a server drawn from a seed.
 
-    A run takes only some seconds. So a server whose speed changes within minutes has a constant
-    speed here, that of a random second of its first ten minutes.
+    A server with a tail keeps its distribution, and one with a slow replica is slow for a fraction
+    of the requests. The speed of other servers changes within minutes, but a run takes only some
+    seconds. So they have a constant speed here, that of a random second of their first ten minutes.
     """
     kind = drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)]
     server = drawn.draw_server(kind, seed)
@@ -382,11 +384,11 @@ def create_drawn_server(itl_ms: int, seed: int) -> dict[str, str]:
         extra_ttft_ms = server.slowdown * MEAN_TTFT_MS
         slow_fraction = 1 / server.replica_count
         slow_requests = f"slow_first_byte@{extra_ttft_ms:.0f}ms:{slow_fraction:.2f}"
-        return create_usual_server(itl_ms) | {"faults": slow_requests}
+        return usual_server_options(itl_ms) | {"faults": slow_requests}
 
     rng = np.random.default_rng([seed, 11])
-    seconds = np.arange(0, 600.0)
-    slowdown_factors = server.draw_run_factors(seconds, rng)
+    ten_minutes_s = np.arange(0, 600.0)
+    slowdown_factors = server.draw_run_factors(ten_minutes_s, rng)
     slowdown_factor = float(rng.choice(slowdown_factors))
     return {
         "ttft": f"normal:{slowdown_factor * MEAN_TTFT_MS:.1f}ms,{MEAN_TTFT_MS / 10}ms",
@@ -472,15 +474,18 @@ class StatisticError(NamedTuple):
     error_fraction: float  # of the true value
 
 
-def compare_statistic(name: str, measured: Distribution, true: Distribution) -> StatisticError:
-    """Return how far a statistic of the measured distribution is from that of the true one."""
-    true_ms: float = getattr(true, name)
+def compare_statistic(name: str, measured: Distribution, truth: Distribution) -> StatisticError:
+    """Return how far a statistic of the measured distribution is from that of the true one.
+
+    The statistic is named as in a summary: "mean", "p50" or another quantile.
+    """
+    true_ms: float = getattr(truth, name)
     error_ms = abs(getattr(measured, name) - true_ms)
     return StatisticError(error_ms, error_ms / true_ms)
 
 
 def judge_metric(
-    metric: str, measured: Distribution, true: Distribution, summary: Summary
+    metric: str, measured: Distribution, truth: Distribution, summary: Summary
 ) -> MetricOutcome:
     """Compare a metric with the truth, and return what the summary of the run did with it.
 
@@ -495,7 +500,7 @@ def judge_metric(
     reported = getattr(summary, f"{metric}_ms") or Distribution()
     reported_names = [name for name in names if getattr(reported, name) is not None]
     counted_names = reported_names or names
-    errors = [compare_statistic(name, measured, true) for name in counted_names]
+    errors = [compare_statistic(name, measured, truth) for name in counted_names]
     largest_error = max(errors, key=lambda error: error.error_fraction)
 
     # An INVALID run prints no metric at all. This is counted once, as a refusal of TTFT.
@@ -529,6 +534,31 @@ class MetricCounts(NamedTuple):
         return self.false_valid <= max_false_valid and self.false_invalid <= max_false_invalid
 
 
+class PlannedRun(NamedTuple):
+    """How the client is starved in a run, and the latency options of the endpoint."""
+
+    case: StarvationCase
+    server_options: dict[str, str]
+
+
+def plan_runs(every: int, *, on_drawn_servers: bool, servers: int) -> list[PlannedRun]:
+    """Return the runs of every nth case, each of them on so many servers.
+
+    Cases that cannot affect the client are left out. The seed of a drawn server is the position of
+    its run in the list of all runs.
+    """
+    runs = []
+    for seed, case in enumerate(list_cases(every) * servers):
+        if case.is_without_effect():
+            continue
+        if on_drawn_servers:
+            server_options = drawn_server_options(case.itl_ms, seed)
+        else:
+            server_options = usual_server_options(case.itl_ms)
+        runs.append(PlannedRun(case, server_options))
+    return runs
+
+
 def count_false_answers(
     every: int,
     load_s: float = 4.0,
@@ -549,17 +579,11 @@ def count_false_answers(
         servers: How often each case is repeated, which gives it so many drawn servers.
     """
     outcomes_of_runs: list[dict[str, MetricOutcome]] = []
-    for seed, case in enumerate(list_cases(every) * servers):
-        if case.is_without_effect():
-            continue
-
-        if on_drawn_servers:
-            server_options = create_drawn_server(case.itl_ms, seed)
-        else:
-            server_options = create_usual_server(case.itl_ms)
+    for case, server_options in plan_runs(
+        every, on_drawn_servers=on_drawn_servers, servers=servers
+    ):
         outcomes = measure_outcomes(case, load_s, server_options)
         outcomes_of_runs.append(outcomes)
-
         if verbose:
             text = f"{case.describe()}: {describe_outcomes(outcomes)}"
             print(text, file=sys.stderr, flush=True)

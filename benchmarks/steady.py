@@ -83,7 +83,7 @@ def judge_by_rules(
 
 def run_from_empty(
     preset_name: str,
-    scenario: Any,
+    scenario: rules.Scenario,
     rate_per_s: float,
     length_s: float,
     round_name: str | None = None,
