@@ -285,9 +285,8 @@ def near_guess_settings(problem: SearchProblem, guess: float, seed: int) -> Sear
 
     This is how `loadgen search` begins on a simulated target, whose capacity it can estimate.
     """
-    factor = seeds.generator(seed, "first load").uniform(
-        MIN_FIRST_LOAD_FACTOR, MAX_FIRST_LOAD_FACTOR
-    )
+    rng = seeds.generator(seed, "first load")
+    factor = rng.uniform(MIN_FIRST_LOAD_FACTOR, MAX_FIRST_LOAD_FACTOR)
     return SearchSettings(
         low=NO_LOWER_BOUND,
         high=NO_UPPER_BOUND,
@@ -493,7 +492,7 @@ def search_with_random_outcomes(
 class Coverage(NamedTuple):
     """How many searches have an interval that contains the truth, and how many trials they take."""
 
-    covering: int
+    covering_searches: int
     mean_trials: float
 
 
@@ -514,7 +513,7 @@ def measure_coverage(
     settings = SearchSettings(
         low=1, high=1e6, start=10, precision=0.02, run_spread=specified_run_spread
     )
-    covering = 0
+    covering_searches = 0
     trial_count = 0
     for seed in range(search_count):
         rng = seeds.generator(seed, f"run spread {run_spread}")
@@ -525,10 +524,10 @@ def measure_coverage(
 
         interval = search.result.interval
         if interval is not None and interval.low <= true_load <= interval.high:
-            covering += 1
+            covering_searches += 1
         trial_count += len(search.results)
 
-    return Coverage(covering, trial_count / search_count)
+    return Coverage(covering_searches, trial_count / search_count)
 
 
 def print_coverage(search_count: int) -> None:
@@ -540,7 +539,7 @@ def print_coverage(search_count: int) -> None:
             )
             source = "estimated" if specified_run_spread is None else "specified"
             print(
-                f"run-to-run spread {run_spread:.1%}, {source}: {coverage.covering} of "
+                f"run-to-run spread {run_spread:.1%}, {source}: {coverage.covering_searches} of "
                 f"{search_count} intervals contain the truth, {coverage.mean_trials:.1f} trials",
                 flush=True,
             )

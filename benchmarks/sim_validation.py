@@ -147,15 +147,16 @@ def draw_lengths(count: int, mean_tokens: float, sigma: float, seed: int) -> arr
     """
     unscaled_lengths = np.random.default_rng(seed).lognormal(0.0, sigma, count)
 
-    def limited_lengths(scale: float) -> NDArray[np.float64]:
-        return np.clip(np.rint(unscaled_lengths * scale), 1, MAX_TOKENS)
+    def is_too_low(scale: float) -> bool:
+        return bool(limit_lengths(unscaled_lengths * scale).mean() < mean_tokens)
 
-    scale = bisect(
-        lambda scale: bool(limited_lengths(scale).mean() < mean_tokens),
-        Interval(0.1, 20.0 * mean_tokens),
-        steps=50,
-    ).high
-    return array("q", limited_lengths(scale).astype(np.int64).tobytes())
+    scale = bisect(is_too_low, Interval(0.1, 20.0 * mean_tokens), steps=50).high
+    return array("q", limit_lengths(unscaled_lengths * scale).astype(np.int64).tobytes())
+
+
+def limit_lengths(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return lengths rounded to whole tokens and limited to 1 to MAX_TOKENS."""
+    return np.clip(np.rint(lengths), 1, MAX_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -470,7 +471,7 @@ def fit_overhead_ms() -> float:
         row for row in reference.load_latencies().rows if (row.run, row.scenario) == FITTED_TPOT
     )
     base_preset = presets.load_preset("gb200-vm")
-    (offline_run, *_) = OFFLINE_RUNS  # that of the same preset
+    offline_run = next(run for run in OFFLINE_RUNS if run.fitted and run.preset_name == "gb200-vm")
 
     overhead_ms = base_preset.hardware.overhead_ms.value
     for _ in range(FIT_ROUNDS):
@@ -508,13 +509,13 @@ def print_fit() -> None:
     print(f"overhead: fitted {fit_overhead_ms():.2f} ms, stored {stored_ms} ms\n")
 
     rows = []
-    for offline_run in OFFLINE_RUNS:
-        if offline_run.fitted:
-            preset = presets.load_preset(offline_run.preset_name)
-            hardware = preset.hardware
-            fitted_share = fit_compute_share(offline_run, preset, hardware.overhead_ms.value)
-            stored_share = hardware.compute_share.value
-            rows.append((offline_run.preset_name, f"{fitted_share:.4f}", f"{stored_share:.4f}"))
+    fitted_runs = [offline_run for offline_run in OFFLINE_RUNS if offline_run.fitted]
+    for offline_run in fitted_runs:
+        preset = presets.load_preset(offline_run.preset_name)
+        stored_overhead_ms = preset.hardware.overhead_ms.value
+        fitted_share = fit_compute_share(offline_run, preset, stored_overhead_ms)
+        stored_share = preset.hardware.compute_share.value
+        rows.append((offline_run.preset_name, f"{fitted_share:.4f}", f"{stored_share:.4f}"))
 
     print_table(("preset", "compute share, fitted", "stored"), rows)
 

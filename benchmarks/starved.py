@@ -53,6 +53,7 @@ from loadgen.sim.server.send_log import SentRequests, parse_log
 
 MAX_FALSE_VALID_FRACTION = 1 / 60
 MAX_FALSE_INVALID_FRACTION = 3 / 60
+LAST_RESPONSES_S = 2  # for responses to end after the last request was sent
 CLIENT_TIMEOUT_S = 120  # for the client to end after its load
 LOG_UNCERTAINTY_MS = 0.5  # the possible error of the endpoint's log on a shared machine
 REQUEST_RATE_PER_S = 40.0
@@ -178,16 +179,17 @@ def keep_client_core_busy(process_count: int, nice: int) -> Iterator[None]:
 
 
 def starve_client(client: subprocess.Popen[str], case: StarvationCase, load_s: float) -> None:
-    """Starve the client until it ends or its load of `load_s` seconds is over.
+    """Lower the priority of the client, keep its core busy, or stop it again and again.
 
-    Afterwards a client that is still running is continued with its usual priority, so that it can
-    write its results.
+    This ends with the client, or when its load of `load_s` seconds is over. A client that is still
+    running then gets its usual priority back, so that it can write its results.
     """
     os.setpriority(os.PRIO_PROCESS, client.pid, case.client_nice)
     if rig.RealtimePriority.is_enabled:
+        # The client gets real-time priority only now, because its preparations do not need it.
         rig.pin_process(client.pid, rig.client_and_server_cores()[0])
 
-    end_s = time.monotonic() + load_s + 2  # the last responses take up to 2 s
+    end_s = time.monotonic() + load_s + LAST_RESPONSES_S
     try:
         with keep_client_core_busy(case.busy_processes, case.busy_nice):
             while client.poll() is None and time.monotonic() < end_s:
@@ -407,7 +409,10 @@ class StarvedRun(NamedTuple):
 def run_on_logged_endpoint(
     case: StarvationCase, load_s: float, server_options: dict[str, str]
 ) -> StarvedRun:
-    """Starve one run against an endpoint that logs each of its sends."""
+    """Starve the client in a run against an endpoint that logs each of its sends.
+
+    Return the stored run and what the endpoint sent by its log.
+    """
     with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
         run_dir = Path(scratch)
         log_path = run_dir / "sends"
@@ -431,6 +436,7 @@ def measure_outcomes(
     for metric, true_distribution in true_distributions.items():
         assert true_distribution.p50, f"{case.describe()}: the endpoint sent nothing"
         if metric == "itl":
+            # The records have no single gaps, but the run stores a histogram of all gaps.
             measured = run.stored.gaps[0].distribution()
         else:
             measured = distribution_of(Columns(rows).measure(metric))
@@ -503,7 +509,7 @@ def judge_metric(
     errors = [compare_statistic(name, measured, truth) for name in counted_names]
     largest_error = max(errors, key=lambda error: error.error_fraction)
 
-    # An INVALID run prints no metric at all. This is counted once, as a refusal of TTFT.
+    # An INVALID run prints no metric. This is counted once, as a refusal of TTFT.
     is_valid = summary.verdict.valid
     is_refused = not reported_names or (metric == "ttft" and not is_valid)
     return MetricOutcome(
