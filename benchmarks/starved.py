@@ -257,7 +257,7 @@ def build_client_command(url: str, run_dir: Path, itl_ms: int, load_s: float) ->
         "seed": "1",
         "warmup": "0",
     }
-    return [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(load)]
+    return [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "load", json.dumps(load)]
 
 
 class SentTimes(NamedTuple):
