@@ -649,7 +649,7 @@ def run_reference_detector(
 
 
 class CheckerFinding(NamedTuple):
-    """An objection of the submission checker; its severity is "error" or "warning"."""
+    """A result of the submission checker: "info" (passed), "warning" or "error" is its severity."""
 
     rule: str
     severity: str
@@ -657,7 +657,7 @@ class CheckerFinding(NamedTuple):
 
 
 def run_submission_checker(python: str, runs: Sequence[SimulatedRun]) -> list[list[CheckerFinding]]:
-    """Return what the submission checker objects to in the block `steady_state` of each run.
+    """Return the results of the submission checker for the block `steady_state` of each run.
 
     `python` is a Python with the package endpoints-submission-cli.
     """
