@@ -488,7 +488,10 @@ def list_metric_comparisons(comparison: Comparison) -> list[MetricComparison]:
 
 
 def format_metric_rows(comparison: Comparison) -> list[list[str]]:
-    """Return a table row for each metric of a load."""
+    """Return a table row for each metric of a load.
+
+    A row is the concurrency, the cells of the metric and the number of completed requests.
+    """
     return [
         [
             str(comparison.concurrency),

@@ -76,6 +76,8 @@ def rehearse_curve(
 ) -> CommandOutputs:
     """Plan, run and check a curve on a simulated server, and return what the commands print.
 
+    Planning and checking are repeated with `--json`, because one call prints either text or JSON.
+
     Args:
         concurrency_options: The options that choose the concurrencies of the curve.
         curve_dir: The folder in which loadgen writes the curve with its runs.

@@ -40,13 +40,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
-from loadgen.core.results.record import ROW
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import FixedTokens, Stage, Synthetic, Workload
 from loadgen.core.workload.stages import Closed
 from loadgen.mlperf.endpoints.steady_state_block import build_steady_state_block
 from loadgen.mlperf.endpoints.steady_window import SteadyState, find_steady_state
-from loadgen.mlperf.endpoints.super_passes import NEVER_NS, QueryLog, build_query_log
+from loadgen.mlperf.endpoints.super_passes import (
+    NEVER_NS,
+    QUERY_COLUMNS,
+    QueryLog,
+    build_query_log,
+)
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import create_router
 from loadgen.sim.engine.system import ReplicaChange
@@ -321,7 +325,11 @@ def simulate_run(spec: RunSpec) -> SimulatedRun:
 
 
 def simulate_queries(spec: RunSpec) -> QueryLog:
-    """Simulate a run in virtual time and return the times of its queries."""
+    """Simulate a run in virtual time and return the times of its queries.
+
+    The server has the performance of a preset, but fewer iterations per second, which makes the
+    simulation faster. Its speed changes as `spec` says.
+    """
     preset = load_preset(PRESET)
     costs = preset.costs.at_speed(BASE_SPEED)
     limits = replace(preset.limits, max_batch_size=MAX_BATCH_SIZE, block_reuse=False)
@@ -342,8 +350,8 @@ def simulate_queries(spec: RunSpec) -> QueryLog:
         schedule,
         RecordOptions(tokens_per_event=1, source="estimate", reports_cached_tokens=False),
     )
-    rows = recorded.records[:]
-    return build_query_log({name: rows[name] for name in ROW.names or ()})
+    records = recorded.records[:]  # one row of a structured array for each request
+    return build_query_log({name: records[name] for name in QUERY_COLUMNS})
 
 
 def create_workload(spec: RunSpec) -> Workload:
@@ -849,8 +857,8 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument(
         "--checker-python", help="a Python with the package endpoints-submission-cli"
     )
-    parser.add_argument("--runs", type=int, default=10, help="of each shape")
-    parser.add_argument("--seed", type=int, default=0, help="of the first run of each shape")
+    parser.add_argument("--runs", type=int, default=10, help="runs of each shape")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run of each shape")
     args = rig.parse_arguments(parser, runs=1)
 
     if args.reference is None and args.checker_python is None:

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,10 +176,41 @@ def start_ray_cluster(load_machines: int) -> Iterator[Any]:
     """Run a Ray cluster inside the `with` block, whose nodes stand for load machines.
 
     The head node has no CPUs, so that no load is sent from it. Each of the other nodes has one CPU
-    and its own loopback address. Ray and its processes read their settings from the environment.
+    and its own loopback address.
 
     Yields:
         The cluster, a `ray.cluster_utils.Cluster`.
+    """
+    with prepare_ray_environment() as ray_dir:
+        from ray.cluster_utils import Cluster
+
+        node_options: dict[str, Any] = {
+            "include_dashboard": False,
+            "object_store_memory": RAY_OBJECT_STORE_BYTES,
+        }
+        head_options = {
+            "num_cpus": 0,
+            "temp_dir": str(ray_dir),
+            "no_monitor": True,  # without the process that adds and removes nodes
+        }
+        cluster = Cluster(initialize_head=True, head_node_args=node_options | head_options)
+        try:
+            for number in range(1, load_machines + 1):
+                address = f"127.0.3.{number}"
+                cluster.add_node(num_cpus=1, node_ip_address=address, **node_options)
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+@contextlib.contextmanager
+def prepare_ray_environment() -> Iterator[Path]:
+    """Set the environment variables of Ray inside the `with` block.
+
+    Ray and the processes that it starts read their settings from the environment.
+
+    Yields:
+        A folder for the files of the cluster. It is deleted at the end.
     """
     with tempfile.TemporaryDirectory(
         prefix="lg", dir=SHORT_TEMP_DIR, ignore_cleanup_errors=True
@@ -187,25 +219,7 @@ def start_ray_cluster(load_machines: int) -> Iterator[Any]:
         ray_dir.mkdir()
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "TMPDIR": scratch}
         with mock.patch.dict(os.environ, settings):
-            from ray.cluster_utils import Cluster
-
-            node_options: dict[str, Any] = {
-                "include_dashboard": False,
-                "object_store_memory": RAY_OBJECT_STORE_BYTES,
-            }
-            head_options = {
-                "num_cpus": 0,
-                "temp_dir": str(ray_dir),
-                "no_monitor": True,  # without the process that adds and removes nodes
-            }
-            cluster = Cluster(initialize_head=True, head_node_args=node_options | head_options)
-            try:
-                for number in range(1, load_machines + 1):
-                    address = f"127.0.3.{number}"
-                    cluster.add_node(num_cpus=1, node_ip_address=address, **node_options)
-                yield cluster
-            finally:
-                cluster.shutdown()
+            yield ray_dir
 
 
 def kill_last_node(cluster: Any) -> None:
@@ -224,7 +238,7 @@ class Command(NamedTuple):
         arguments: The arguments of `loadgen`.
         expected_codes: The exit codes with which it may end.
         printed_markers: A line of its output is printed if it contains one of these texts.
-        inject_failure: A function that is called while the command sends its load.
+        inject_failure: A function that is called while the command sends its load, or None.
     """
 
     arguments: Sequence[str]
@@ -337,6 +351,7 @@ LOAD_MARKERS = (
 DOCTOR_MARKERS = ("fail", "warn", "not ")
 FAILED_DOCTOR_MARKERS = ("fail", "error", "not ")
 ALL_LINES = ("",)  # every line contains the empty text
+DOCTOR = ("doctor", "--url", endpoint_url(KILLED_ENDPOINT))  # checks an endpoint
 
 
 class RackOptions(NamedTuple):
@@ -358,44 +373,49 @@ class RackOptions(NamedTuple):
 
 
 def rehearse(folder: Path, options: RackOptions) -> int:
-    """Run all commands in a folder, and return how many of them ended unexpectedly."""
+    """Run all commands in a folder, and return how many of them ended unexpectedly.
+
+    The failures happen in the first half of a load, so that requests are affected by them.
+    """
     runner = CommandRunner(folder, failure_delay_s=options.min_duration_s / 4)
     with Rack(options.endpoints) as rack, start_ray_cluster(options.load_machines) as cluster:
         rack.write_target_file(folder / "rack.yaml")
         write_dataset(folder / "data.jsonl")
         load = build_load_arguments(options, cluster.address)
-        doctor = ["doctor", "--url", endpoint_url(KILLED_ENDPOINT)]
 
-        runner.run(Command(doctor, COMPLETED, DOCTOR_MARKERS))
+        runner.run(Command(DOCTOR, COMPLETED, DOCTOR_MARKERS))
         if not options.skip_undisturbed_load:
             runner.run(Command([*load, "--out", "whole"], COMPLETED, LOAD_MARKERS))
+        rehearse_endpoint_failure(runner, rack, load)
+        rehearse_node_failure(runner, cluster, load)
 
-        runner.run(
-            Command(
-                [*load, "--out", "endpoint"],
-                INVALID,
-                LOAD_MARKERS,
-                inject_failure=lambda: rack.kill_endpoint(KILLED_ENDPOINT),
-            )
-        )
-        runner.run(Command(doctor, NOT_REACHABLE, FAILED_DOCTOR_MARKERS))
-        rack.restart_endpoint(KILLED_ENDPOINT)
-
-        runner.run(
-            Command(
-                [*load, "--out", "node"],
-                INVALID,
-                LOAD_MARKERS,
-                inject_failure=lambda: kill_last_node(cluster),
-            )
-        )
-        remaining_workers = str(options.load_machines - 1)  # this option replaces the earlier one
-        again = [*load, "--out", "again", "--workers", remaining_workers]
-        runner.run(Command(again, COMPLETED, LOAD_MARKERS))
+        fewer_workers = ["--workers", str(options.load_machines - 1)]  # the last `--workers` counts
+        repeated_load = [*load, "--out", "again", *fewer_workers]
+        runner.run(Command(repeated_load, COMPLETED, LOAD_MARKERS))
         runner.run(Command(["bundle", "again", "-o", "rack.zip"], SUCCEEDED, ("rack.zip",)))
         runner.run(Command(["verify", "rack.zip"], SUCCEEDED, ALL_LINES))
 
     return runner.unexpected_count
+
+
+def rehearse_endpoint_failure(runner: CommandRunner, rack: Rack, load: Sequence[str]) -> None:
+    """Kill an endpoint during a load, check that `doctor` notices it, and start it again.
+
+    `load` are the arguments of `loadgen` for the load, without the folder of its results.
+    """
+    kill_endpoint = partial(rack.kill_endpoint, KILLED_ENDPOINT)
+    runner.run(Command([*load, "--out", "endpoint"], INVALID, LOAD_MARKERS, kill_endpoint))
+    runner.run(Command(DOCTOR, NOT_REACHABLE, FAILED_DOCTOR_MARKERS))
+    rack.restart_endpoint(KILLED_ENDPOINT)
+
+
+def rehearse_node_failure(runner: CommandRunner, cluster: Any, load: Sequence[str]) -> None:
+    """Kill a node of the Ray cluster, which stands for a load machine, during a load.
+
+    `load` are the arguments of `loadgen` for the load, without the folder of its results.
+    """
+    kill_node = partial(kill_last_node, cluster)
+    runner.run(Command([*load, "--out", "node"], INVALID, LOAD_MARKERS, kill_node))
 
 
 def write_dataset(path: Path) -> None:
@@ -428,8 +448,7 @@ def main() -> int:
     args = rig.parse_arguments(parser, endpoints=4, machines=2, seconds=4, rate=25.0)
 
     if find_spec("ray") is None:
-        print("Ray is not installed: pip install 'loadgen[ray]'")
-        return rig.SKIP_EXIT_CODE
+        rig.skip_script("it needs Ray: pip install 'loadgen[ray]'")
 
     options = RackOptions(
         endpoints=args.endpoints,

@@ -258,13 +258,14 @@ def choose_engine(machine: Machine, engine_name: str = "") -> Engine:
     Raises LookupError if the engine is not installed or needs a GPU that the machine lacks. The
     simulated engine is only chosen by its name.
     """
-    for engine in ENGINES:
-        if engine_name:
-            is_candidate = engine.name == engine_name
-        else:
-            is_candidate = engine.name != "simulated"
+    if engine_name:
+        candidates = [ENGINES_BY_NAME[engine_name]]
+    else:
+        candidates = [engine for engine in ENGINES if engine.name != "simulated"]
+
+    for engine in candidates:
         has_hardware = bool(machine["gpus"]) or not engine.needs_gpu
-        if is_candidate and has_hardware and find_program(engine):
+        if has_hardware and find_program(engine):
             return engine
 
     raise LookupError(

@@ -158,8 +158,9 @@ def read_single_request(run_dir: Path) -> SingleRequest:
 def read_preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, object]:
     """Return the placeholders of the preset that describe the GPU, the model and the engine.
 
-    The GPU and the engine are those of the rehearsal. What the driver does not report comes from
-    the command line.
+    The GPU and the engine are those of the rehearsal. What its driver does not report comes from
+    the command line. A rehearsal without a GPU or without a model gets arbitrary ones, because it
+    only shows that the script runs.
     """
     machine = json.loads((output_dir / "steps/machine.json").read_bytes())
     engine = json.loads((output_dir / "steps/engine.json").read_bytes())

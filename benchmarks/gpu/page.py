@@ -165,18 +165,16 @@ LOAD_COLUMNS = (
 
 
 def format_load_table(results: StepResults) -> str:
-    """Return the table of the loads, with one row for each."""
+    """Return the table of the loads, with one row for each.
+
+    Of all steps, only a load has stored the key `cached_share`.
+    """
     rows = [
         format_load_row(name, RunFacts(**result))
         for name, result in results.items()
-        if is_load(result)
+        if result is not None and "cached_share" in result
     ]
     return rig.format_table(LOAD_COLUMNS, rows)
-
-
-def is_load(result: Mapping[str, Any] | None) -> bool:
-    """Return whether a step has stored the facts about a load: it alone has `cached_share`."""
-    return result is not None and "cached_share" in result
 
 
 def format_load_row(name: str, facts: RunFacts) -> list[str]:

@@ -658,7 +658,10 @@ def exit_as_unfinished(_signal_number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run steps, write the record, and exit with UNFINISHED_EXIT_CODE if steps are left."""
+    """Run the unfinished steps for which there is time, and write the page about all results.
+
+    Exit with UNFINISHED_EXIT_CODE if steps are left for another invocation.
+    """
     started_s = time.monotonic()
     args = parse_command_line()
     deadline_s = started_s + args.minutes * 60
@@ -693,13 +696,24 @@ def parse_command_line() -> argparse.Namespace:
         "--lanes", type=int, default=16, help="concurrency of the closed loops; slots of llama.cpp"
     )
     parser.add_argument(
-        "--output-tokens", type=int, help="length of a response, in place of that of the workloads"
+        "--output-tokens", type=int, help="length of a response, in place of that of the workload"
     )
     parser.add_argument(
         "--energy",
         action="append",
         help="an energy source of `loadgen run`, in addition to NVML; repeatable",
     )
+    add_engine_options(parser)
+
+    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
+    if args.out is None and not args.smoke:
+        parser.error("OUT is missing: the folder for all results")
+
+    return args
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the engine and its model."""
     parser.add_argument(
         "--engine",
         choices=engines.ENGINES_BY_NAME,
@@ -718,12 +732,6 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument(
         "--start-minutes", type=float, default=8.0, help="how long the engine may take to start"
     )
-
-    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
-    if args.out is None and not args.smoke:
-        parser.error("OUT is missing: the folder for all results")
-
-    return args
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ TOKENIZER_CONFIG = {
 TOKENS_PER_TRAINING_FILE = 32
 
 # The matrices repeat so many random values. The number is prime, so no two rows are equal.
-VALUE_PERIOD = 4_000_037
+DISTINCT_VALUES = 4_000_037
 # Standard deviations. The output matrix chooses the next token: if its weights were as narrow as
 # the others, greedy decoding would repeat a single token.
 WEIGHT_STD = 0.02
@@ -206,11 +206,11 @@ def write_safetensors(path: Path, shape: ModelShape, seed: int) -> None:
     """Write a safetensors file with random bfloat16 weights.
 
     The file is the length of its header, the header as JSON, and the data of all tensors. Drawing
-    every value would take minutes for a large model. So the matrices repeat the same VALUE_PERIOD
-    random values, each starting at a random position.
+    every value would take minutes for a large model. So all matrices repeat the same
+    DISTINCT_VALUES random values, each matrix from a random position on.
     """
     random = np.random.default_rng(seed)
-    normal = random.standard_normal(VALUE_PERIOD, np.float32)
+    normal = random.standard_normal(DISTINCT_VALUES, np.float32)
     values_by_std = {
         std: _to_bfloat16(normal * np.float32(std)) for std in (WEIGHT_STD, OUTPUT_WEIGHT_STD)
     }
@@ -223,7 +223,7 @@ def write_safetensors(path: Path, shape: ModelShape, seed: int) -> None:
             if tensor.is_vector:
                 norm_weights.tofile(file)
             else:
-                start_index = int(random.integers(VALUE_PERIOD))
+                start_index = int(random.integers(DISTINCT_VALUES))
                 values = values_by_std[tensor.std]
                 _write_cyclically(file, values, tensor.value_count, start_index)
 
@@ -498,7 +498,7 @@ def encode_tensor_descriptions(tensors: list[Tensor], matrix_format: MatrixForma
     """Return the part of a GGUF file that describes its tensors.
 
     Each has its name, the number of dimensions, the dimensions (columns before rows), the type and
-    the byte offset of its data from the begin of all data.
+    the byte offset of its data from the beginning of all data.
     """
     encoded = b""
     offset = 0
@@ -550,19 +550,25 @@ def write_tensor_data(
 def draw_matrix_blocks(
     random: np.random.Generator, std: float, matrix_format: MatrixFormat
 ) -> NDArray[Any]:
-    """Return VALUE_PERIOD random values with a standard deviation, as blocks of a matrix format.
+    """Return DISTINCT_VALUES random values in blocks of a matrix format.
 
-    A block of the format F16 is one value. A block of Q4_0 is a row of bytes: two of the scale,
-    then integers of four bits. All blocks of Q4_0 have the same scale, which gives the standard
-    deviation `std`.
+    The values have the standard deviation `std`. A block of the format F16 is a single value.
     """
-    if matrix_format == F16_MATRICES:
-        values = random.standard_normal(VALUE_PERIOD, np.float32) * std
-        return values.astype(np.float16)
+    if matrix_format == Q4_0_MATRICES:
+        return draw_q4_0_blocks(random, std)
+    values = random.standard_normal(DISTINCT_VALUES, np.float32) * std
+    return values.astype(np.float16)
 
-    block_count = matrix_format.count_blocks(VALUE_PERIOD)
-    block_bytes = (block_count, matrix_format.bytes_per_block)
-    blocks = random.integers(0, 256, block_bytes, np.uint8)
+
+def draw_q4_0_blocks(random: np.random.Generator, std: float) -> NDArray[np.uint8]:
+    """Return random blocks of the format Q4_0, each of which is a row of bytes.
+
+    The first two bytes of a block are its scale, a float16. The others are pairs of integers of
+    four bits. A value is the product of an integer and the scale. All blocks have random integers
+    and the same scale, with which the values have the standard deviation `std`.
+    """
+    block_count = Q4_0_MATRICES.count_blocks(DISTINCT_VALUES)
+    blocks = random.integers(0, 256, (block_count, Q4_0_MATRICES.bytes_per_block), np.uint8)
     scale = np.float16(std / FOUR_BIT_INTEGER_STD)
     blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
     return blocks
