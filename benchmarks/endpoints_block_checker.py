@@ -26,6 +26,7 @@ def check_point(point: dict[str, Any]) -> list[tuple[str, str, str]]:
     # mypy runs in an environment without the checker, so this is no import statement.
     models: Any = importlib.import_module("submission_checker.models")
     config = models.PointConfig.model_validate(point)
+    # Validation does not raise: the checker stores its findings in a private attribute.
     return [
         (finding.rule, finding.severity.value, finding.message)
         for finding in config._check_results

@@ -7,8 +7,8 @@ r"""Do loadgen and the reference client of MLPerf Endpoints measure the same poi
 
 Both send the same closed loops over HTTP to the same simulated server: a few concurrencies, a fixed
 number of requests. The latencies of the server depend only on the number of a request, so both
-clients meet the same ones, except for the few requests with which loadgen looks at the server
-first. That matters only with a handful of requests, as with `--smoke`. The reference client cannot
+clients meet the same ones, except for the few requests that loadgen sends first to learn about the
+server. That matters only with a handful of requests, as with `--smoke`. The reference client cannot
 ask for an exact length, so some of its responses end early. The events that each client recorded
 are evaluated by the same functions, those of the steady window. The table has TTFT p90 and tokens/s
 per user (1000 / TPOT p90 in ms, rules §4.1) as each client measured them, and how far they are from

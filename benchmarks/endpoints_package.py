@@ -132,7 +132,7 @@ def check_curve(curve_dir: Path, package_dir: Path, checker_python: str) -> None
 
 
 def main() -> None:
-    """Check the package of the given curve, or of a curve that is rehearsed in two ways."""
+    """Check the package of the curve in `--curve`, or of a curve that is rehearsed in two ways."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--curve", type=Path, help="a folder with a curve and its runs")
     parser.add_argument(

@@ -90,9 +90,9 @@ class SlowedReplica(Replica):
         self._duration_factor = duration_factor
 
     def begin_iteration(self, now_ns: int) -> bool:
-        """Begin an iteration that takes longer by the factor of this time, and return whether.
+        """Begin an iteration, and change its duration by the factor of this time.
 
-        It returns False if the replica has nothing to compute.
+        Return False if the replica has nothing to compute, so that no iteration begins.
         """
         has_begun = super().begin_iteration(now_ns)
         if has_begun:

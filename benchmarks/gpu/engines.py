@@ -340,7 +340,7 @@ class NvmlEnergy:
         try:
             self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
-            return
+            return  # the library belongs to NVIDIA's driver, so there is no usable GPU
 
         self._nvml.nvmlInit_v2()
         gpu_count = ctypes.c_uint()

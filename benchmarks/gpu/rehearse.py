@@ -366,7 +366,7 @@ def validate_contract(session: Session) -> dict[str, Any]:
 
 
 def format_contract(rate: float, load_s: float, ttft_ms: float, tpot_ms: float) -> str:
-    """Return the YAML of a contract whose limits are twice the given median latencies.
+    """Return the YAML of a contract whose limits are twice the median latencies of an engine.
 
     Its load lasts three times as long as another load of the rehearsal, or longer if the engine is
     so slow that there would be too few requests to decide the contract. The limit on errors is 5 %,
