@@ -17,43 +17,62 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# It moved from `scripts` to `src` in September 2026.
 DETECTOR_PATHS = (
     "src/inference_endpoint/metrics/steady_state_diagnostics.py",
     "scripts/steady_state_diagnostics.py",
 )
-"""Where the detector is in a checkout. It moved from `scripts` to `src` in September 2026."""
 
 
 def find_detector(checkout: Path) -> Path | None:
-    """Return the file of the detector in a checkout, None if there is none."""
-    for path in DETECTOR_PATHS:
-        if (checkout / path).is_file():
-            return checkout / path
+    """Return the source file of the detector in a checkout of mlcommons/endpoints.
+
+    Return None if the checkout has no detector.
+    """
+    for relative_path in DETECTOR_PATHS:
+        path = checkout / relative_path
+        if path.is_file():
+            return path
     return None
 
 
-def load_detector(file: Path, checkout: Path) -> ModuleType:
-    """Import the detector from its file. Newer versions import their package, too."""
+def load_detector(path: Path, checkout: Path) -> ModuleType:
+    """Import the detector from its source file.
+
+    Newer versions import other modules of their package, so its `src` goes on the import path.
+    """
     sys.path.insert(0, str(checkout / "src"))
-    spec = importlib.util.spec_from_file_location("steady_state_diagnostics", file)
+    spec = importlib.util.spec_from_file_location("steady_state_diagnostics", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{file} cannot be imported")
+        raise SystemExit(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    # A module with dataclasses must be in sys.modules while it is executed.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
-    """Return the words of each text. The logs have one word per token: no tokenizer is needed."""
+    """Return the number of words of each text.
+
+    The detector calls it to count tokens. The event logs have one word per token, so no tokenizer
+    is needed.
+    """
     return [len(text.split()) for text in texts]
 
 
-def detect(detector: ModuleType, job: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of the detector for one event log, as JSON objects and lists."""
-    result = detector.run(job["events"], superpass_size=job["size"], count_tokens=count_words)
+def detect_steady_state(
+    detector: ModuleType, log_path: str, super_pass_size: int
+) -> dict[str, Any]:
+    """Run the detector over an event log and return its result in a JSON form.
+
+    The result has two keys: `steady_state`, with all findings, and `warmup`, the super-passes that
+    are dropped at the start. Older versions of the detector return dicts, and newer ones return
+    msgspec structs, in which `warmup` is a part of `steady_state`.
+    """
+    result = detector.run(log_path, superpass_size=super_pass_size, count_tokens=count_words)
     steady_state = result["steady_state"]
-    if not isinstance(steady_state, dict):  # newer versions return msgspec structs
+    if not isinstance(steady_state, dict):
         import msgspec
 
         steady_state = msgspec.to_builtins(steady_state)
@@ -61,16 +80,19 @@ def detect(detector: ModuleType, job: dict[str, Any]) -> dict[str, Any]:
     return {"steady_state": steady_state, "warmup": warmup}
 
 
-def print_detections() -> None:
-    """Print the detector's result for each event log on standard input."""
+def print_results() -> None:
+    """Print the detector's result for each event log that a line of standard input names."""
     checkout = Path(sys.argv[1])
-    file = find_detector(checkout)
-    if file is None:
+    detector_path = find_detector(checkout)
+    if detector_path is None:
         raise SystemExit(f"{checkout} has no {' or '.join(DETECTOR_PATHS)}")
-    detector = load_detector(file, checkout)
+
+    detector = load_detector(detector_path, checkout)
     for line in sys.stdin:
-        print(json.dumps(detect(detector, json.loads(line))), flush=True)
+        job = json.loads(line)
+        result = detect_steady_state(detector, job["events"], super_pass_size=job["size"])
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
-    print_detections()
+    print_results()

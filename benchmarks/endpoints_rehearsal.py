@@ -16,20 +16,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import rig
 
-CURVE = ("-b", "llama3.1-8b", "--url", "sim:gb300-vm")
-POINTS = ("--c-min", "4", "--c-max", "1024")
-SMOKE_POINTS = ("--c-min", "32", "--c-max", "64", "--offline", "elected")
-PRICE = ("--price-per-hour", "60")
-POWER = ("--power-kw", "8")
-RULE_FLAGGED = 1
-"""The exit code of the check: the simulated server has another model than the benchmark."""
+TARGET_OPTIONS = ("-b", "llama3.1-8b", "--url", "sim:gb300-vm")
+CONCURRENCY_OPTIONS = ("--c-min", "4", "--c-max", "1024")
+SMOKE_CONCURRENCY_OPTIONS = ("--c-min", "32", "--c-max", "64", "--offline", "elected")
+PRICE_OPTIONS = ("--price-per-hour", "60")
+POWER_OPTIONS = ("--power-kw", "8")
+# `check` ends with 1 if a rule is violated. The rehearsal always violates one, because the
+# simulated server has another model than the benchmark.
+CHECK_EXIT_CODES = (0, 1)
 
 RESULT_FILES = ("endpoints_curve.json", "endpoints.json")
-SOURCE_FILE = "seen.txt"  # the tree and the day of the runs
+SOURCE_FILE = "seen.txt"  # the commit and the date of the runs
 
 INTRODUCTION = """# Simulated: a curve of MLPerf Endpoints on a VM with four GB300 GPUs
 
@@ -47,60 +50,99 @@ The runs were made at this commit and on this day: {source}.
 """
 
 
-def run_loadgen(arguments: tuple[str, ...], *, allowed_codes: tuple[int, ...] = (0,)) -> str:
-    """Run a command of loadgen and return what it prints. Raises SystemExit if it fails."""
+class CommandOutputs(NamedTuple):
+    """What the three commands of a rehearsal print: the plan, the curve and the checked rules."""
+
+    plan: str
+    curve: str
+    rules: str
+
+
+def run_loadgen(arguments: Sequence[str], accepted_codes: Sequence[int] = (0,)) -> str:
+    """Run `loadgen mlperf endpoints` and return its stdout.
+
+    Raises SystemExit if the exit code is not accepted.
+    """
     command = [sys.executable, "-m", "loadgen", "mlperf", "endpoints", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in allowed_codes:
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode not in accepted_codes:
+        command_line = " ".join(command)
+        raise SystemExit(f"{command_line}: exit code {completed.returncode}\n{completed.stderr}")
+    return completed.stdout
 
 
-def rehearse_curve(points: tuple[str, ...], result_dir: Path, scratch: Path) -> dict[str, str]:
-    """Plan, run and check a curve, store its files, and return what the commands print."""
-    run_dir = scratch / "curve"
-    printed = {
-        "Plan": run_loadgen(("plan", *CURVE, *points, *PRICE)),
-        "Curve": run_loadgen(("run", *CURVE, *points, *POWER, "--out", str(run_dir))),
-        "Rules": run_loadgen(("check", str(run_dir)), allowed_codes=(0, RULE_FLAGGED)),
-    }
+def rehearse_curve(
+    concurrency_options: Sequence[str], curve_dir: Path, result_dir: Path
+) -> CommandOutputs:
+    """Plan, run and check a curve on a simulated server, and return what the commands print.
+
+    Planning and checking are repeated with `--json`, because one call prints either text or JSON.
+
+    Args:
+        concurrency_options: The options that choose the concurrencies of the curve.
+        curve_dir: The folder in which loadgen writes the curve with its runs.
+        result_dir: The folder that gets the plan, the curve and the checks as JSON files.
+    """
+    plan_arguments = ["plan", *TARGET_OPTIONS, *concurrency_options, *PRICE_OPTIONS]
+    run_arguments = ["run", *TARGET_OPTIONS, *concurrency_options, *POWER_OPTIONS]
+    check_arguments = ["check", str(curve_dir)]
+
+    outputs = CommandOutputs(
+        plan=run_loadgen(plan_arguments),
+        curve=run_loadgen([*run_arguments, "--out", str(curve_dir)]),
+        rules=run_loadgen(check_arguments, CHECK_EXIT_CODES),
+    )
+    plan_json = run_loadgen([*plan_arguments, "--json"])
+    checks_json = run_loadgen([*check_arguments, "--json"], CHECK_EXIT_CODES)
+
     result_dir.mkdir(parents=True, exist_ok=True)
+    (result_dir / "plan.json").write_text(plan_json, "utf-8")
+    (result_dir / "checks.json").write_text(checks_json, "utf-8")
     for name in RESULT_FILES:
-        shutil.copyfile(run_dir / name, result_dir / name)
-    plan = run_loadgen(("plan", *CURVE, *points, *PRICE, "--json"))
-    (result_dir / "plan.json").write_text(plan, "utf-8")
-    checks = run_loadgen(("check", str(run_dir), "--json"), allowed_codes=(0, RULE_FLAGGED))
-    (result_dir / "checks.json").write_text(checks, "utf-8")
-    return printed
+        shutil.copyfile(curve_dir / name, result_dir / name)
+    return outputs
 
 
-def render_page(printed: dict[str, str], source: str) -> str:
-    """Return the page with what each command printed."""
-    parts = [INTRODUCTION.format(source=source)]
-    for heading, text in printed.items():
-        parts.append(f"## {heading}\n\n```text\n{text.rstrip()}\n```\n")
-    return "\n".join(parts)
+def format_page(outputs: CommandOutputs, source: str) -> str:
+    """Return a Markdown page with what the commands printed.
+
+    `source` names the commit and the date of the rehearsal.
+    """
+    texts_by_heading = {"Plan": outputs.plan, "Curve": outputs.curve, "Rules": outputs.rules}
+    sections = [
+        f"## {heading}\n\n```text\n{text.rstrip()}\n```\n"
+        for heading, text in texts_by_heading.items()
+    ]
+    return "\n".join([INTRODUCTION.format(source=source), *sections])
 
 
 def main() -> None:
-    """Rehearse the curve and write the folder."""
-    args = parse_arguments()
-    points = SMOKE_POINTS if args.smoke else POINTS
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        result_dir = scratch / "result" if args.smoke else rig.BENCHMARKS_DIR.parent / args.out
-        source = rig.describe_commit_and_date()
-        printed = rehearse_curve(points, result_dir, scratch)
+    """Rehearse the curve, write the folder of results, and print the curve."""
+    args = parse_command_line()
+    source = rig.describe_commit_and_date()
+    with tempfile.TemporaryDirectory() as scratch:
+        curve_dir = Path(scratch) / "curve"
+        if args.smoke:
+            result_dir = Path(scratch) / "result"
+            outputs = rehearse_curve(SMOKE_CONCURRENCY_OPTIONS, curve_dir, result_dir)
+        else:
+            result_dir = rig.BENCHMARKS_DIR.parent / args.out
+            outputs = rehearse_curve(CONCURRENCY_OPTIONS, curve_dir, result_dir)
+
         (result_dir / SOURCE_FILE).write_text(source + "\n", "utf-8")
-        page = render_page(printed, source)
-        (result_dir / "README.md").write_text(page, "utf-8")
-        print(printed["Curve"])
+        (result_dir / "README.md").write_text(format_page(outputs, source), "utf-8")
+    print(outputs.curve)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = rig.create_parser(__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/mlperf-endpoints-simulated"))
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/mlperf-endpoints-simulated"),
+        help="the folder for the results, relative to the root of the repository",
+    )
     return rig.parse_arguments(parser)
 
 

@@ -123,7 +123,7 @@ def test_the_rehearsal_page_counts_only_load_runs_as_loads(
         "confirmed": False,
         "bound_why": "it was stopped",
     }
-    text = import_module("page").format_page({"look": {}, "engine": {}, "search": search})
+    text = import_module("page").format_page({"machine": {}, "engine": {}, "search": search})
 
     assert "Search: none, confirmed: False" in text and "| search |" not in text
 

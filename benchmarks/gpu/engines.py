@@ -1,158 +1,187 @@
-"""Inspect a machine, and describe how each engine is started with random weights.
+"""Inspect a machine, and describe how each inference engine is started with random weights.
 
-These are the tables of `rehearse.py`. Inspecting has no side effects.
+`rehearse.py` uses it. Inspecting has no side effects.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
-CONTEXT = 8192  # tokens: the longest task of the four profiles with its template
+CONTEXT_TOKENS = 8192  # enough for the longest task of the four workloads with its chat template
+COMMAND_TIMEOUT_S = 60
+ALL_LAYERS = 999  # llama.cpp puts so many layers on the GPU: more than any model has
+
+# The KV cache needs the rest of the GPUs' memory.
+WEIGHTS_MEMORY_FRACTION = 0.8
+# Memory of the weights: two bytes per parameter, or about half a byte in a GGUF file of four bits
+WEIGHTS_MIB_70B = 140_000
+WEIGHTS_MIB_70B_GGUF = 40_000
+WEIGHTS_MIB_7B = 14_000
+
+GPU_FIELDS = ("name", "memory.total", "driver_version", "power.limit")  # columns of nvidia-smi
+
+
+class Gpu(TypedDict):
+    """A GPU as `nvidia-smi` describes it; all values are text."""
+
+    name: str
+    memory_mib: str
+    driver: str
+    watts: str  # the power limit
+
+
+class Machine(TypedDict):
+    """The facts about a machine that decide which engine is started, stored as JSON.
+
+    `engines` has the path of the program of each installed engine, by the name of the engine.
+    `cuda_compiler` and `cmake` are empty if they are not installed.
+    """
+
+    gpus: list[Gpu]
+    cuda_compiler: str
+    engines: dict[str, str]
+    cmake: str
+    cores: int
+    memory_mib: int
+    disk_free_mib: int
+    kernel: str
+    python: str
 
 
 class Engine(NamedTuple):
     """An inference engine and how it is started.
 
-    In `start_command`, {model} is the folder of the model, {port} its port, {gpus} the number of
-    GPUs and {bin} its program.
+    Attributes:
+        name: The name of the engine in options and results.
+        program: The name of its executable.
+        weight_format: The format of the weights that it reads: "hf", "gguf", or "config" if it
+            draws random weights itself. Empty for the simulated engine, which has no weights.
+        start_command: The command line. Its placeholders are those of `build_start_command`.
+        needs_gpu: Whether it runs on GPUs only.
+        loadgen_options: The options with which loadgen names the model.
+        model_files: Files that it needs next to the model, as pairs of name and text.
+        ready_marker: A text that its list of models contains as soon as it serves requests.
     """
 
     name: str
-    program: str  # looked for beside this Python and on the PATH
-    weight_format: str  # of the weights: config (it draws its own), hf, gguf
+    program: str
+    weight_format: str
     start_command: str
     needs_gpu: bool = True
-    loadgen_options: tuple[str, ...] = ("--model", "random")  # of loadgen
-    model_files: tuple[tuple[str, str], ...] = ()  # name -> text, beside the model
-    ready_marker: str = '"id"'  # what its list of models has when it serves
+    loadgen_options: tuple[str, ...] = ("--model", "random")
+    model_files: tuple[tuple[str, str], ...] = ()
+    ready_marker: str = '"id"'
 
 
+TENSORRT_LLM_CONFIG = "load_format: dummy\nreturn_perf_metrics: true\nstream_interval: 1\n"
 ENGINES = (  # the best first
     Engine(
-        "trtllm",
-        "trtllm-serve",
-        "config",
-        "{bin} {model} --host 127.0.0.1 --port {port} --tp_size {gpus} --max_seq_len {context}"
-        " --config {model}/trtllm.yaml",
+        name="trtllm",
+        program="trtllm-serve",
+        weight_format="config",
+        start_command="{program} {model_dir} --host 127.0.0.1 --port {port} --tp_size {gpu_count}"
+        " --max_seq_len {context_tokens} --config {model_dir}/trtllm.yaml",
         loadgen_options=(),
-        model_files=(
-            ("trtllm.yaml", "load_format: dummy\nreturn_perf_metrics: true\nstream_interval: 1\n"),
-        ),
+        model_files=(("trtllm.yaml", TENSORRT_LLM_CONFIG),),
     ),
     Engine(
-        "vllm",
-        "vllm",
-        "config",
-        "{bin} serve {model} --served-model-name random --host 127.0.0.1 --port {port} "
-        "--load-format dummy"
-        " --max-model-len {context} --tensor-parallel-size {gpus} --enable-prompt-tokens-details",
+        name="vllm",
+        program="vllm",
+        weight_format="config",
+        start_command="{program} serve {model_dir} --served-model-name random --host 127.0.0.1"
+        " --port {port} --load-format dummy --max-model-len {context_tokens}"
+        " --tensor-parallel-size {gpu_count} --enable-prompt-tokens-details",
     ),
     Engine(
-        "sglang",
-        "sglang",
-        "config",
-        "{bin} serve --model-path {model} --served-model-name random --host 127.0.0.1 --port "
-        "{port} --load-format dummy"
-        " --context-length {context} --tp-size {gpus} --enable-metrics --enable-cache-report",
+        name="sglang",
+        program="sglang",
+        weight_format="config",
+        start_command="{program} serve --model-path {model_dir} --served-model-name random"
+        " --host 127.0.0.1 --port {port} --load-format dummy --context-length {context_tokens}"
+        " --tp-size {gpu_count} --enable-metrics --enable-cache-report",
     ),
     Engine(
-        "llamacpp",
-        "llama-server",
-        "gguf",
-        "{bin} -m {model}/model.gguf --alias random -c {cache} -np {slots} -ngl {layers} --host "
-        "127.0.0.1 --port {port}"
-        # Copies of a slot's cache to the host hold all others up
-        " --metrics --no-webui -t {threads} --cache-ram 0",
+        name="llamacpp",
+        program="llama-server",
+        weight_format="gguf",
+        # `--cache-ram 0`: copying the cache of one slot to the host would delay all other slots.
+        start_command="{program} -m {model_dir}/model.gguf --alias random -c {cache_tokens}"
+        " -np {slots} -ngl {gpu_layers} --host 127.0.0.1 --port {port} --metrics --no-webui"
+        " -t {threads} --cache-ram 0",
         needs_gpu=False,
     ),
     Engine(
-        "transformers",
-        "transformers",
-        "hf",
-        "{bin} serve {model} --host 127.0.0.1 --port {port} --device {device}",
+        name="transformers",
+        program="transformers",
+        weight_format="hf",
+        start_command="{program} serve {model_dir} --host 127.0.0.1 --port {port}"
+        " --device {device}",
         needs_gpu=False,
-        loadgen_options=("--model", "{model}"),
+        loadgen_options=("--model", "{model_dir}"),
         ready_marker='"list"',
     ),
-    Engine(  # no engine at all: that the script runs
-        "simulated",
-        "",
-        "",
-        "{python} -P -m loadgen sim --host 127.0.0.1 --port {port} --model random --ttft 20ms "
-        "--itl 2ms",
+    Engine(  # a simulated server, with which the script can be tested without any engine
+        name="simulated",
+        program="python",
+        weight_format="",
+        start_command="{program} -P -m loadgen sim --host 127.0.0.1 --port {port} --model random"
+        " --ttft 20ms --itl 2ms",
         needs_gpu=False,
     ),
 )
-BY_NAME = {engine.name: engine for engine in ENGINES}
+ENGINES_BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
-def find_program(engine: Engine) -> str:
-    """Return the path of an engine's program, or "" if there is none.
+def build_start_command(
+    engine: Engine, program: str, model_dir: Path, port: int, gpu_count: int, slots: int
+) -> list[str]:
+    """Return the command that starts an engine.
 
-    It is looked for next to this Python, then on the PATH. An engine without a program runs in this
-    Python.
+    Args:
+        engine: The engine, whose `start_command` is filled in.
+        program: The path of its executable.
+        model_dir: The directory of the model.
+        port: The port on which the engine listens.
+        gpu_count: The number of GPUs over which the model is split; 0 for a CPU.
+        slots: The requests that llama.cpp serves at the same time. It divides its KV cache evenly
+            between them, so the cache has the longest context for each.
     """
-    if not engine.program:
-        return sys.executable
-    next_to_python = Path(sys.executable).parent / engine.program
-    if next_to_python.exists():
-        return str(next_to_python)
-    return shutil.which(engine.program) or ""
+    command_line = engine.start_command.format(
+        program=program,
+        model_dir=model_dir,
+        port=port,
+        gpu_count=max(gpu_count, 1),
+        context_tokens=CONTEXT_TOKENS,
+        cache_tokens=CONTEXT_TOKENS * slots,
+        slots=slots,
+        gpu_layers=ALL_LAYERS if gpu_count else 0,
+        # The client needs the other half of the cores.
+        threads=max(count_cores() // 2, 1),
+        device="cuda" if gpu_count else "cpu",
+    )
+    return shlex.split(command_line)
 
 
-def _run(*command: str) -> str:
-    """Return what a command prints, or "" if it cannot be run."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False
-        ).stdout.strip()
-    return ""
+# -- inspecting the machine ------------------------------------------------------------------------
 
 
-def find_engines() -> dict[str, str]:
-    """Return the programs of the installed engines, by the name of the engine."""
-    programs = {engine.name: find_program(engine) for engine in ENGINES if engine.program}
-    return {name: program for name, program in programs.items() if program}
-
-
-def list_gpus() -> list[dict[str, str]]:
-    """Return the name, the memory in MiB, the driver and the power limit in W of each GPU."""
-    fields = "name,memory.total,driver_version,power.limit"
-    rows = _run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-    names = ("name", "memory_mib", "driver", "watts")
-    return [dict(zip(names, row.split(", "), strict=False)) for row in rows.splitlines()]
-
-
-def find_cuda_compiler() -> str:
-    """Return the version of nvcc, or "" if it is not installed."""
-    lines = _run("nvcc", "--version").splitlines()
-    return lines[-1] if lines else ""
-
-
-def read_memory_mib() -> int:
-    """Return the size of the host's memory in MiB."""
-    lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemTotal"))
-
-
-def inspect_machine() -> dict[str, Any]:
+def inspect_machine() -> Machine:
     """Return the GPUs, the CUDA compiler, the installed engines and facts about the host."""
     return {
         "gpus": list_gpus(),
-        "cuda_compiler": find_cuda_compiler(),
-        "torch": find_spec("torch") is not None,
-        "engines": find_engines(),
+        "cuda_compiler": read_cuda_compiler_version(),
+        "engines": find_installed_engines(),
         "cmake": shutil.which("cmake") or "",
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
         "memory_mib": read_memory_mib(),
         "disk_free_mib": shutil.disk_usage(".").free >> 20,
         "kernel": platform.release(),
@@ -160,29 +189,95 @@ def inspect_machine() -> dict[str, Any]:
     }
 
 
-def choose_engine(machine: dict[str, Any], engine_name: str = "") -> Engine:
-    """Return the best engine that this machine can start; raise LookupError if there is none."""
-    for engine in ENGINES:
-        is_wanted = engine.name == engine_name if engine_name else engine.name != "simulated"
-        if is_wanted and find_program(engine) and (machine["gpus"] or not engine.needs_gpu):
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs that `nvidia-smi` lists, or an empty list if it is not installed."""
+    query = f"--query-gpu={','.join(GPU_FIELDS)}"
+    output = read_command_output(["nvidia-smi", query, "--format=csv,noheader,nounits"])
+    gpus: list[Gpu] = []
+    for line in output.splitlines():
+        name, memory_mib, driver, watts = line.split(", ")
+        gpus.append({"name": name, "memory_mib": memory_mib, "driver": driver, "watts": watts})
+    return gpus
+
+
+def read_cuda_compiler_version() -> str:
+    """Return the version of the CUDA compiler `nvcc`, or "" if it is not installed."""
+    lines = read_command_output(["nvcc", "--version"]).splitlines()
+    return lines[-1] if lines else ""
+
+
+def read_command_output(command: Sequence[str]) -> str:
+    """Return what a command prints, or "" if it is not installed, fails or takes too long."""
+    try:
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return completed.stdout.strip()
+
+
+def count_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def read_memory_mib() -> int:
+    """Return the size of the host's memory in MiB, from the line `MemTotal: 1234 kB`."""
+    for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
+        if line.startswith("MemTotal"):
+            return int(line.split()[1]) // 1024
+    raise LookupError("/proc/meminfo has no MemTotal")
+
+
+# -- choosing engine and model ---------------------------------------------------------------------
+
+
+def find_installed_engines() -> dict[str, str]:
+    """Return the path of the program of each installed engine, by the name of the engine."""
+    programs = {engine.name: find_program(engine) for engine in ENGINES}
+    return {name: program for name, program in programs.items() if program and name != "simulated"}
+
+
+def find_program(engine: Engine) -> str:
+    """Return the path of an engine's executable, or "" if it is not installed.
+
+    It may be in the environment of this Python, which need not be on the PATH, or on the PATH.
+    """
+    if engine.name == "simulated":
+        return sys.executable
+    program_in_environment = Path(sys.executable).parent / engine.program
+    if program_in_environment.exists():
+        return str(program_in_environment)
+    return shutil.which(engine.program) or ""
+
+
+def choose_engine(machine: Machine, engine_name: str = "") -> Engine:
+    """Return the engine with this name, or by default the best one that this machine can run.
+
+    Raises LookupError if the engine is not installed or needs a GPU that the machine lacks. The
+    simulated engine is only chosen by its name.
+    """
+    if engine_name:
+        candidates = [ENGINES_BY_NAME[engine_name]]
+    else:
+        candidates = [engine for engine in ENGINES if engine.name != "simulated"]
+
+    for engine in candidates:
+        has_hardware = bool(machine["gpus"]) or not engine.needs_gpu
+        if has_hardware and find_program(engine):
             return engine
+
     raise LookupError(
         f"no engine {engine_name} here: install one, or bring an archive of llama.cpp "
-        f"(--llama-archive)"
+        "(--llama-archive)"
     )
 
 
-WEIGHTS_MEMORY_FRACTION = 0.8  # of the GPUs' memory: the rest is for the KV cache
+def choose_shape(machine: Machine, engine: Engine) -> str:
+    """Return the largest Llama 2 whose weights fit into the GPUs: "70b", "7b" or "tiny".
 
-
-# Memory of the weights in MiB: two bytes for each parameter, or half a byte in a GGUF file
-WEIGHTS_MIB_70B, WEIGHTS_MIB_70B_GGUF, WEIGHTS_MIB_7B = 140_000, 40_000, 14_000
-
-
-def choose_shape(machine: dict[str, Any], engine: Engine) -> str:
-    """Return the largest shape of Llama 2 whose weights fit into the GPUs: "70b", "7b" or "tiny".
-
-    A fifth of the memory is left to the KV cache. Without a GPU it is "tiny".
+    A part of the GPUs' memory is left to the KV cache. Without a GPU the shape is "tiny".
     """
     memory_mib = sum(int(gpu["memory_mib"]) for gpu in machine["gpus"])
     available_mib = memory_mib * WEIGHTS_MEMORY_FRACTION
@@ -191,61 +286,85 @@ def choose_shape(machine: dict[str, Any], engine: Engine) -> str:
         return "70b"
     if available_mib > WEIGHTS_MIB_7B:
         return "7b"
-
     return "tiny"
 
 
-def build_llama_server(archive: Path, folder: Path, cuda: bool) -> str:
-    """Build llama-server from a source archive and return its path."""
-    shutil.unpack_archive(archive, folder / "source")
-    source = next(
-        file.parent
-        for file in sorted((folder / "source").rglob("CMakeLists.txt"))
-        if (file.parent / "ggml").is_dir()
-    )
+# -- building llama.cpp ----------------------------------------------------------------------------
 
-    disabled_parts = [
+
+def build_llama_server(archive: Path, build_dir: Path, *, with_cuda: bool) -> str:
+    """Build llama.cpp's server from a source archive and return the path of its executable."""
+    source_dir = build_dir / "source"
+    cmake_dir = build_dir / "build"
+    shutil.unpack_archive(archive, source_dir)
+
+    cmake_options = [
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",
         "-DLLAMA_BUILD_UI=OFF",
         "-DLLAMA_OPENSSL=OFF",
     ]
-    cuda_options = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if cuda else []
-    subprocess.run(
-        ["cmake", "-S", source, "-B", folder / "build", *disabled_parts, *cuda_options], check=True
-    )
-    core_count = str(len(os.sched_getaffinity(0)))
-    subprocess.run(
-        ["cmake", "--build", folder / "build", "--target", "llama-server", "-j", core_count],
-        check=True,
-    )
+    if with_cuda:
+        cmake_options += ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"]
 
-    return str(folder / "build/bin/llama-server")
+    llama_dir = find_llama_source(source_dir)
+    subprocess.run(["cmake", "-S", llama_dir, "-B", cmake_dir, *cmake_options], check=True)
+    build_options = ["--target", "llama-server", "-j", str(count_cores())]
+    subprocess.run(["cmake", "--build", cmake_dir, *build_options], check=True)
+    return str(cmake_dir / "bin/llama-server")
+
+
+def find_llama_source(source_dir: Path) -> Path:
+    """Return the root of llama.cpp's sources in an unpacked archive.
+
+    It is the directory whose CMakeLists.txt has the library `ggml` next to it. The name of that
+    directory differs from release to release.
+    """
+    for cmake_file in sorted(source_dir.rglob("CMakeLists.txt")):
+        if (cmake_file.parent / "ggml").is_dir():
+            return cmake_file.parent
+    raise LookupError(f"{source_dir} has no sources of llama.cpp")
+
+
+# -- energy ----------------------------------------------------------------------------------------
 
 
 class NvmlEnergy:
-    """The energy counters of the GPUs, read with the driver's own library."""
+    """The energy counters of all GPUs, read with NVIDIA's management library (NVML).
+
+    Without that library there are no counters.
+    """
 
     def __init__(self) -> None:
+        self._gpu_count = 0
         try:
-            self._library = ctypes.CDLL("libnvidia-ml.so.1")
+            self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
-            self._count = 0
-            return
+            return  # the library belongs to NVIDIA's driver, so there is no usable GPU
 
-        self._library.nvmlInit_v2()
-        count = ctypes.c_uint()
-        self._library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        self._count = count.value
+        self._nvml.nvmlInit_v2()
+        gpu_count = ctypes.c_uint()
+        self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(gpu_count))
+        self._gpu_count = gpu_count.value
 
-    def millijoules(self) -> int | None:
-        """Return the energy of all GPUs since the driver was loaded, or None if unknown."""
+    def read_total_mj(self) -> int | None:
+        """Return the energy in mJ that all GPUs have used since their driver was loaded.
+
+        Return None if there is no GPU, or if one has no energy counter.
+        """
+        if self._gpu_count == 0:
+            return None
+
         total_mj = 0
-        for number in range(self._count):
-            handle, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
-            self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
-            if self._library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)):
+        for gpu_index in range(self._gpu_count):
+            handle = ctypes.c_void_p()
+            energy_mj = ctypes.c_ulonglong()
+            self._nvml.nvmlDeviceGetHandleByIndex_v2(gpu_index, ctypes.byref(handle))
+            error_code = self._nvml.nvmlDeviceGetTotalEnergyConsumption(
+                handle, ctypes.byref(energy_mj)
+            )
+            if error_code:
                 return None
-            total_mj += energy.value
+            total_mj += energy_mj.value
 
-        return total_mj if self._count else None
+        return total_mj

@@ -6,10 +6,10 @@
 
 It inspects the machine, starts the best engine that can be started (TensorRT-LLM, vLLM, SGLang,
 llama.cpp, transformers) with random weights in the shape of a Llama 2
-(`benchmarks/gpu/weights.py`), and then runs doctor, the four profiles in closed and open loop, cold
-and warm cache, search, and validate with a bundle. Each step leaves OUT/steps/NAME.json and is not
-repeated; a step starts only if it ends within `--minutes`. Exit code 75 means that steps are left:
-run the same command again. OUT/README.md is the record.
+(`benchmarks/gpu/weights.py`), and then runs doctor, the four workloads in closed and open loop,
+cold and warm cache, search, and validate with a bundle. Each step leaves OUT/steps/NAME.json and is
+not repeated; a step starts only if it ends within `--minutes`. Exit code 75 means that steps are
+left: run the same command again. OUT/README.md is the record.
 
 Nothing is downloaded: llama.cpp may be supplied as a source archive (`--llama-archive`, built with
 CUDA if nvcc is installed). Responses of random weights mean nothing and end where `ignore_eos` lets
@@ -32,10 +32,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 sys.path.append(str(Path(__file__).parent.parent))
 import engines
@@ -43,396 +44,535 @@ import page
 import rig
 import weights
 
-PROFILES = ("qa", "rag", "summarization", "agentic")
-UNFINISHED_EXIT_CODE = 75  # exit code: steps are left
+WORKLOADS = ("qa", "rag", "summarization", "agentic")
+WORKLOADS_DIR = Path(__file__).parent.parent.parent / "workloads"
 LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
-QUIET = ("--progress", "off")
-OPEN_LOOP_FRACTION = 0.7  # of the closed loop's rate
+NO_PROGRESS = ("--progress", "off")
+UNFINISHED_EXIT_CODE = 75
+# Exit codes of loadgen after a run: valid, objective missed, invalid. Other codes are errors.
+COMPLETED_EXIT_CODES = (0, 1, 3)
+PRINTED_ERROR_CHARACTERS = 1500
+
+WARMUP_FRACTION = 0.1  # of a load; in it the engine captures its graphs and fills its caches
+OPEN_LOOP_FRACTION = 0.7  # of the rate that the closed loop reached
+MIN_RATE_PER_S = 0.2  # of an open loop: a slower one would hardly send a request
+MIN_CACHE_TEST_PROMPTS = 12  # fewer give no useful median
+MAX_CACHE_TEST_CONCURRENCY = 4  # a low load, so that TTFT shows the cache and not a queue
+MAX_SEARCH_TRIALS = 6
+STEP_OVERHEAD_S = 20  # of the processes that a step starts and stops
+ENGINE_STOP_TIMEOUT_S = 20
+
 CONTRACT = """name: rehearsal
 description: Twice the usual times of the closed loop, at half its rate.
 confidence: 95%
-horizon: {horizon:g}s
+horizon: {horizon_s:g}s
 levels:
   - name: half
     workload: qa.yaml
     rate: {rate:.4g}/s
-    duration: {seconds:g}s
+    duration: {duration_s:g}s
     warmup: 1s
     must:
-      - ttft: {{limit: {ttft:.0f}ms, at: p50}}
-      - tpot: {{limit: {tpot:.2f}ms, at: p50}}
-      - errors: {errors:.0f}%
+      - ttft: {{limit: {max_ttft_ms:.0f}ms, at: p50}}
+      - tpot: {{limit: {max_tpot_ms:.2f}ms, at: p50}}
+      - errors: {max_errors_percent:.0f}%
 """
-MIN_CONTRACT_REQUESTS, USUAL_CONTRACT_REQUESTS = (
-    12,
-    80,
-)  # requests of a contract: that a p50 can be told, and that 5 % of errors can
+MIN_CONTRACT_S = 60
+MIN_CONTRACT_REQUESTS = 12  # fewer do not decide whether a median keeps its limit
+REQUESTS_FOR_USUAL_ERROR_LIMIT = 80  # fewer do not decide whether 5 % of errors are exceeded
+USUAL_MAX_ERRORS_PERCENT = 5
+
+
+class StepStore:
+    """The results of finished steps: one JSON file per step, so that a later invocation resumes."""
+
+    def __init__(self, steps_dir: Path) -> None:
+        self._steps_dir = steps_dir
+        steps_dir.mkdir(parents=True, exist_ok=True)
+
+    def read(self, step_name: str) -> dict[str, Any] | None:
+        """Return the result of a step, or None if the step is not finished."""
+        path = self._steps_dir / f"{step_name}.json"
+        if not path.exists():
+            return None
+        result: dict[str, Any] = json.loads(path.read_bytes())
+        return result
+
+    def require(self, step_name: str) -> dict[str, Any]:
+        """Return the result of an earlier step; raise SystemExit if it is not finished."""
+        result = self.read(step_name)
+        if result is None:
+            raise SystemExit(f"the step {step_name} has to run first")
+        return result
+
+    def write(self, step_name: str, result: Mapping[str, object]) -> None:
+        """Store the result of a step.
+
+        The file appears when it is complete, so an interrupted step is never taken for a finished
+        one.
+        """
+        unfinished_path = self._steps_dir / f".{step_name}"
+        unfinished_path.write_text(json.dumps(result, indent=1) + "\n")
+        unfinished_path.rename(self._steps_dir / f"{step_name}.json")
 
 
 class Session:
-    """One invocation: its folder, its options, and the endpoint once it runs.
+    """One invocation of the script: its options, and how its steps run loadgen.
 
-    `length_options` and `energy_options` are options of every `loadgen run`. `url` and
-    `target_options` name the endpoint. `nvml` reads the energy counters of the GPUs.
+    Attributes:
+        output_dir: The folder of all results.
+        store: The results of finished steps.
+        load_s: The duration of a load in seconds.
+        concurrency: The requests in flight of a closed loop.
+        output_tokens: The length of a response, or None for that of the workload.
+        target_options: The options of loadgen that name the engine's URL, model and tokenizer.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.out: Path = args.out
-        self.model: Path = args.model
-        self.seconds: float = args.seconds
+    def __init__(
+        self, args: argparse.Namespace, store: StepStore, target_options: list[str]
+    ) -> None:
+        self.output_dir: Path = args.out
+        self.store = store
+        self.load_s: float = args.seconds
         self.concurrency: int = args.lanes
         self.output_tokens: int | None = args.output_tokens
+        self.target_options = target_options
+        self._model_dir: Path = args.model
+        self._energy_sources: list[str] = args.energy or []
+        self._nvml = engines.NvmlEnergy()
 
-        self.length_options: list[str] = []
-        if args.output_tokens:
-            self.length_options = ["--output-tokens", str(args.output_tokens)]
+    @property
+    def duration_options(self) -> list[str]:
+        """The options of loadgen for the duration of a load and of its warm-up."""
+        return ["-d", f"{self.load_s}s", "--warmup", f"{WARMUP_FRACTION * self.load_s}s"]
 
-        self.energy_options = [
-            option for source in args.energy or () for option in ("--energy", source)
-        ]
-        self.steps = [step for step in STEPS if not args.smoke or step.name in SMOKE_STEPS]
-        self.url = ""
-        self.target_options: list[str] = []
-        self.nvml = engines.NvmlEnergy()
-        (self.out / "steps").mkdir(parents=True, exist_ok=True)
+    @property
+    def length_options(self) -> list[str]:
+        """The option of loadgen for the length of a response; empty for that of the workload."""
+        if self.output_tokens is None:
+            return []
+        return ["--output-tokens", str(self.output_tokens)]
 
-    def read_step(self, step: str) -> dict[str, Any] | None:
-        """Return what a step has stored, or None if it is still to be done."""
-        path = self.out / "steps" / f"{step}.json"
-        value: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
-        return value
+    @property
+    def energy_options(self) -> list[str]:
+        """The options of loadgen for the sources of energy readings."""
+        options = []
+        for source in self._energy_sources:
+            options += ["--energy", source]
+        return options
 
-    def require_step(self, step: str) -> dict[str, Any]:
-        """Return what an earlier step has stored; raise SystemExit if it was not done."""
-        value = self.read_step(step)
-        if value is None:
-            raise SystemExit(f"the step {step} has to run first")
-        return value
+    def run_load(self, run_name: str, arguments: list[str]) -> dict[str, Any]:
+        """Run a load against the engine and return its facts as a JSON object.
 
-    def store_step(self, step: str, value: dict[str, Any]) -> None:
-        """Store the result of a step, so that the file is never incomplete."""
-        scratch = self.out / "steps" / f".{step}"
-        scratch.write_text(json.dumps(value, indent=1) + "\n")
-        scratch.rename(self.out / "steps" / f"{step}.json")
+        Args:
+            run_name: The name of the folder in which loadgen writes the run.
+            arguments: The workload and the options that differ from load to load.
+        """
+        run_dir = self.output_dir / run_name
+        shutil.rmtree(run_dir, ignore_errors=True)  # an earlier invocation may have been killed
+        options = [*self.length_options, *self.energy_options, "--server-timing", *NO_PROGRESS]
 
-    def run_loadgen(self, *arguments: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
-        """Run loadgen in the output folder, log what it prints, and return its stdout.
+        energy_before_mj = self._nvml.read_total_mj()
+        self.run_loadgen(["run", *arguments, *options, *self.target_options, "-o", run_name])
+        energy_after_mj = self._nvml.read_total_mj()
 
-        Raises SystemExit if the exit code is none of `codes`.
+        joules = None
+        if energy_before_mj is not None and energy_after_mj is not None:
+            joules = (energy_after_mj - energy_before_mj) / 1000
+
+        summary = json.loads((run_dir / "summary.json").read_bytes())
+        return page.select_facts(summary, joules)._asdict()
+
+    def run_loadgen(
+        self, arguments: list[str], accepted_codes: tuple[int, ...] = COMPLETED_EXIT_CODES
+    ) -> str:
+        """Run loadgen in the output folder, append its output to log.txt, and return its stdout.
+
+        Raises SystemExit if the exit code is none of `accepted_codes`.
         """
         completed = subprocess.run(
             [*LOADGEN, *arguments],
-            cwd=self.out,
+            cwd=self.output_dir,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
-        command_line = shlex.join(["loadgen", *arguments]).replace(str(self.model), "MODEL")
-        with (self.out / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(
-                f"$ {command_line}\n{completed.stdout}{completed.stderr}-> "
-                f"{completed.returncode}\n\n"
-            )
-
-        print(f"$ {command_line}  -> {completed.returncode}", flush=True)
-        if completed.returncode not in codes:
+        self._log_command(arguments, completed)
+        if completed.returncode not in accepted_codes:
+            end_of_stdout = completed.stdout[-PRINTED_ERROR_CHARACTERS:]
+            end_of_stderr = completed.stderr[-PRINTED_ERROR_CHARACTERS:]
             raise SystemExit(
-                f"loadgen ended with "
-                f"{completed.returncode}:\n{completed.stdout[-1500:]}{completed.stderr[-1500:]}"
+                f"loadgen ended with {completed.returncode}:\n{end_of_stdout}{end_of_stderr}"
             )
-
         return completed.stdout
 
-    def run_load(self, name: str, *arguments: str) -> dict[str, Any]:
-        """Run a load; return its summary with the joules that the GPUs used meanwhile.
+    def _log_command(
+        self, arguments: list[str], completed: subprocess.CompletedProcess[str]
+    ) -> None:
+        """Print a loadgen command with its exit code, and append it and its output to log.txt.
 
-        `arguments` are the workload and options of `loadgen run`.
+        The path of the model is written as MODEL, because it describes only this machine.
         """
-        # An earlier invocation may have been ended during this load.
-        shutil.rmtree(self.out / name, ignore_errors=True)
-        options = [
-            *self.length_options,
-            *self.energy_options,
-            "--server-timing",
-            *QUIET,
-            "--url",
-            self.url,
-            *self.target_options,
-            "-o",
-            name,
-        ]
-        before_mj = self.nvml.millijoules()
-        self.run_loadgen("run", *arguments, *options)
-        after_mj = self.nvml.millijoules()
-        summary: dict[str, Any] = json.loads((self.out / name / "summary.json").read_bytes())
+        command_line = shlex.join(["loadgen", *arguments])
+        command_line = command_line.replace(str(self._model_dir), "MODEL")
+        print(f"$ {command_line}  -> {completed.returncode}", flush=True)
 
-        joules = None
-        if before_mj is not None and after_mj is not None:
-            joules = (after_mj - before_mj) / 1e3
-
-        return summary | {"nvml_joules": joules}
-
-    def duration_options(self) -> list[str]:
-        """Return the options for the length of a load and its warm-up, a tenth of it.
-
-        In the warm-up, the engine captures its graphs and fills its caches.
-        """
-        return ["-d", f"{self.seconds}s", "--warmup", f"{self.seconds / 10}s"]
+        output = completed.stdout + completed.stderr
+        with (self.output_dir / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"$ {command_line}\n{output}-> {completed.returncode}\n\n")
 
 
-# -- the steps --
+# -- the steps: loads ------------------------------------------------------------------------------
 
 
-def run_doctor(session: Session) -> dict[str, object]:
-    """Check the endpoint with `loadgen doctor`."""
-    output = session.run_loadgen("doctor", "--url", session.url, *session.target_options, "--json")
+def check_endpoint(session: Session) -> dict[str, Any]:
+    """Check the engine with `loadgen doctor` and return its report."""
+    output = session.run_loadgen(["doctor", *session.target_options, "--json"])
     report: dict[str, Any] = json.loads(output)
     return report
 
 
-def run_alone(session: Session) -> dict[str, object]:
-    """Run one request at a time; `fit.py` fits a preset to this load."""
-    options = ["-c", "1", *session.duration_options()]
-    return page.select_facts(session.run_load("alone", "summarization", *options))
+def run_single_requests(session: Session) -> dict[str, Any]:
+    """Run a load of one request at a time and return its facts.
 
-
-def run_closed_loop(session: Session, profile: str) -> dict[str, object]:
-    """Run a profile in a closed loop and return the facts that the page prints of it."""
-    options = ["-c", str(session.concurrency), *session.duration_options()]
-    return page.select_facts(session.run_load(f"{profile}-closed", profile, *options))
-
-
-def closed_loop_rate(session: Session, profile: str) -> float:
-    """Return completed requests or tasks per second of the closed loop, at least 0.2."""
-    closed_loop = session.require_step(f"{profile}-closed")
-    return max(float(closed_loop["completed_per_s"] or 0.0), 0.2)
-
-
-def typical_tpot_ms(run_facts: dict[str, Any]) -> float:
-    """Return TPOT p50, or TTFT p50 (which is larger) if TPOT was not reported."""
-    return float(run_facts["tpot_p50_ms"] or run_facts["ttft_p50_ms"])
-
-
-def run_open_loop(session: Session, profile: str) -> dict[str, object]:
-    """Run a profile in an open loop, at a fraction of the rate of its closed loop."""
-    rate = OPEN_LOOP_FRACTION * closed_loop_rate(session, profile)
-    options = ["--request-rate", f"{rate:.4g}", *session.duration_options()]
-    return page.select_facts(session.run_load(f"{profile}-open", profile, *options))
-
-
-def run_same_prompts(session: Session, name: str) -> dict[str, object]:
-    """Send some prompts, the same in each step, so that the second step meets a warm prefix cache.
-
-    There are no more prompts than slots, because llama.cpp keeps one prompt in each slot.
+    `fit.py` fits a simulator preset to this load.
     """
-    options = [
-        "--seed",
-        "7",
-        "--salt",
-        "cache",
-        "-c",
-        str(min(session.concurrency, 4)),
-        "-n",
-        str(max(12, session.concurrency)),
-        "--warmup",
-        "0",
-    ]
-    return page.select_facts(session.run_load(name, "summarization", *options))
+    return session.run_load("alone", ["summarization", "-c", "1", *session.duration_options])
 
 
-def run_search(session: Session) -> dict[str, Any]:
+def run_closed_loop(session: Session, workload: str) -> dict[str, Any]:
+    """Run a workload with a fixed number of requests in flight and return the run's facts."""
+    concurrency = str(session.concurrency)
+    return session.run_load(
+        f"{workload}-closed", [workload, "-c", concurrency, *session.duration_options]
+    )
+
+
+def run_open_loop(session: Session, workload: str) -> dict[str, Any]:
+    """Run a workload at a fixed rate and return the run's facts.
+
+    The rate is a fraction of that which the closed loop reached, so that the engine can sustain it.
+    """
+    rate = OPEN_LOOP_FRACTION * read_closed_loop_rate(session, workload)
+    return session.run_load(
+        f"{workload}-open", [workload, "--request-rate", f"{rate:.4g}", *session.duration_options]
+    )
+
+
+def read_closed_loop_rate(session: Session, workload: str) -> float:
+    """Return the completed requests (or tasks of an agent) per second of a closed loop.
+
+    If it completed almost none, return MIN_RATE_PER_S, so that a load at this rate has requests.
+    """
+    facts = page.RunFacts(**session.store.require(f"{workload}-closed"))
+    return max(facts.completed_per_s or 0.0, MIN_RATE_PER_S)
+
+
+def run_with_fixed_prompts(session: Session, run_name: str) -> dict[str, Any]:
+    """Run a load whose prompts are the same in every invocation, and return its facts.
+
+    The first such run meets a cold prefix cache, and the second one a warm cache. The seed and the
+    salt determine the prompts. There is one prompt for each slot of the engine, because llama.cpp
+    keeps only the last prompt of each slot in its cache.
+    """
+    concurrency = min(session.concurrency, MAX_CACHE_TEST_CONCURRENCY)
+    prompts = max(session.concurrency, MIN_CACHE_TEST_PROMPTS)
+    fixed_prompts = ["--seed", "7", "--salt", "cache"]
+    size = ["-c", str(concurrency), "-n", str(prompts), "--warmup", "0"]
+    return session.run_load(run_name, ["summarization", *fixed_prompts, *size])
+
+
+# -- the steps: search and contract ----------------------------------------------------------------
+
+
+class TypicalLatencies(NamedTuple):
+    """The median latencies of a load in ms."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+def read_typical_latencies(session: Session) -> TypicalLatencies:
+    """Return the median latencies of the closed loop of the workload `qa`.
+
+    If its TPOT was not reported, its TTFT takes that place, which is larger.
+    """
+    facts = page.RunFacts(**session.store.require("qa-closed"))
+    if facts.ttft_p50_ms is None:
+        raise SystemExit("the load qa-closed has no TTFT, from which limits could be derived")
+    return TypicalLatencies(facts.ttft_p50_ms, facts.tpot_p50_ms or facts.ttft_p50_ms)
+
+
+def search_capacity(session: Session) -> dict[str, Any]:
     """Search for the highest concurrency with acceptable latencies, and return the capacity.
 
-    Acceptable are three times the TTFT and twice the TPOT of the closed loop.
+    Acceptable are three times the median TTFT and twice the median TPOT of the closed loop.
     """
-    closed_loop = session.require_step("qa-closed")
-    ttft_limit_ms = 3 * closed_loop["ttft_p50_ms"]
-    tpot_limit_ms = 2 * typical_tpot_ms(closed_loop)
-    shutil.rmtree(session.out / "search", ignore_errors=True)
-    target = ["--url", session.url, *session.target_options, *session.length_options]
-    slo = ["--slo", f"ttft:{ttft_limit_ms:.0f}ms:p50", "--slo", f"tpot:{tpot_limit_ms:.2f}ms:p50"]
-    load = ["--over", "concurrency", "--low", "1", "--high", str(4 * session.concurrency)]
-    length = ["-d", f"{session.seconds}s", "--max-probes", "6", "--no-sustain"]
-    session.run_loadgen("search", "qa", *target, *slo, *load, *length, "-o", "search", *QUIET)
-    capacity: dict[str, Any] = json.loads((session.out / "search/capacity.json").read_bytes())
-
+    latencies = read_typical_latencies(session)
+    arguments = [
+        "search",
+        "qa",
+        *session.target_options,
+        *session.length_options,
+        "--slo",
+        f"ttft:{3 * latencies.ttft_ms:.0f}ms:p50",
+        "--slo",
+        f"tpot:{2 * latencies.tpot_ms:.2f}ms:p50",
+        "--over",
+        "concurrency",
+        "--low",
+        "1",
+        "--high",
+        str(4 * session.concurrency),
+        "-d",
+        f"{session.load_s}s",
+        "--max-probes",
+        str(MAX_SEARCH_TRIALS),
+        "--no-sustain",
+        "-o",
+        "search",
+        *NO_PROGRESS,
+    ]
+    search_dir = session.output_dir / "search"
+    shutil.rmtree(search_dir, ignore_errors=True)
+    session.run_loadgen(arguments)
+    capacity: dict[str, Any] = json.loads((search_dir / "capacity.json").read_bytes())
     return capacity
 
 
-MIN_CONTRACT_S = 60
+def validate_contract(session: Session) -> dict[str, Any]:
+    """Validate a contract at half the rate of the closed loop, and return the verdict.
 
-
-USUAL_MAX_ERRORS_PERCENT = 5
-
-
-def format_contract(rate: float, load_s: float, ttft_ms: float, tpot_ms: float) -> str:
-    """Return a contract whose limits are twice these latencies, at this rate.
-
-    Its load lasts three times as long as the other loads (`load_s`), and longer for a slow engine,
-    so that there are enough requests to decide on a p50. A limit of 5 % on errors needs more
-    requests, so it is looser for a slow engine.
+    The validation writes a bundle of its results, and `loadgen verify` checks that bundle.
     """
-    contract_s = max(3 * load_s, MIN_CONTRACT_S, MIN_CONTRACT_REQUESTS / rate)
-    requests = rate * contract_s
-    max_errors_percent = USUAL_MAX_ERRORS_PERCENT * max(1, USUAL_CONTRACT_REQUESTS / requests)
+    latencies = read_typical_latencies(session)
+    rate = read_closed_loop_rate(session, "qa") / 2
+    contract = format_contract(rate, session.load_s, latencies.ttft_ms, latencies.tpot_ms)
+    validation_dir = session.output_dir / "validation"
+    bundle = session.output_dir / "bundle.zip"
+    (session.output_dir / "contract.yaml").write_text(contract)
+    (session.output_dir / "qa.yaml").write_text(format_qa_workload(session.output_tokens))
+    shutil.rmtree(validation_dir, ignore_errors=True)
+    bundle.unlink(missing_ok=True)
 
-    return CONTRACT.format(
-        rate=rate,
-        seconds=contract_s,
-        horizon=contract_s / 4,
-        ttft=max(2 * ttft_ms, 1),
-        tpot=max(2 * tpot_ms, 0.01),
-        errors=max_errors_percent,
+    outputs = ["--bundle", bundle.name, "-o", validation_dir.name]
+    session.run_loadgen(
+        ["validate", "contract.yaml", *session.target_options, *outputs, *NO_PROGRESS]
     )
-
-
-def run_validation(session: Session) -> dict[str, Any]:
-    """Validate a contract at half the rate of the closed loop, and verify its bundle."""
-    closed_loop = session.require_step("qa-closed")
-    contract = format_contract(
-        closed_loop_rate(session, "qa") / 2,
-        session.seconds,
-        closed_loop["ttft_p50_ms"],
-        typical_tpot_ms(closed_loop),
-    )
-    (session.out / "contract.yaml").write_text(contract)
-    (session.out / "qa.yaml").write_text(read_qa_workload(session.output_tokens))
-    shutil.rmtree(session.out / "validation", ignore_errors=True)
-    (session.out / "bundle.zip").unlink(missing_ok=True)
-    target = ["--url", session.url, *session.target_options]
-    results = ["--bundle", "bundle.zip", "-o", "validation"]
-    session.run_loadgen("validate", "contract.yaml", *target, *results, *QUIET)
-    session.run_loadgen("verify", "bundle.zip", codes=(0,))
-    verdict: dict[str, Any] = json.loads((session.out / "validation/verdict.json").read_bytes())
-
+    session.run_loadgen(["verify", bundle.name], accepted_codes=(0,))
+    verdict: dict[str, Any] = json.loads((validation_dir / "verdict.json").read_bytes())
     return verdict
 
 
-def read_qa_workload(output_tokens: int | None) -> str:
-    """Return the packaged qa workload, with as many output tokens as the closed loop had."""
-    workload = (Path(__file__).parent.parent.parent / "workloads/qa.yaml").read_text()
-    if not output_tokens:
+def format_contract(rate: float, load_s: float, ttft_ms: float, tpot_ms: float) -> str:
+    """Return the YAML of a contract whose limits are twice the median latencies of an engine.
+
+    Its load lasts three times as long as another load of the rehearsal, or longer if the engine is
+    so slow that there would be too few requests to decide the contract. The limit on errors is 5 %,
+    or more for a slow engine, because a decision on few errors needs more requests than one on a
+    median.
+
+    Args:
+        rate: The requests per second.
+        load_s: The duration of another load in seconds.
+        ttft_ms: The median TTFT of the engine.
+        tpot_ms: The median TPOT of the engine.
+    """
+    duration_s = max(3 * load_s, MIN_CONTRACT_S, MIN_CONTRACT_REQUESTS / rate)
+    expected_requests = rate * duration_s
+    error_limit_factor = max(1, REQUESTS_FOR_USUAL_ERROR_LIMIT / expected_requests)
+
+    return CONTRACT.format(
+        rate=rate,
+        duration_s=duration_s,
+        horizon_s=duration_s / 4,
+        max_ttft_ms=max(2 * ttft_ms, 1),
+        max_tpot_ms=max(2 * tpot_ms, 0.01),
+        max_errors_percent=USUAL_MAX_ERRORS_PERCENT * error_limit_factor,
+    )
+
+
+def format_qa_workload(output_tokens: int | None) -> str:
+    """Return the YAML of the packaged workload `qa`, with another length of its responses.
+
+    With None, their length stays that of the packaged workload.
+    """
+    workload = (WORKLOADS_DIR / "qa.yaml").read_text()
+    if output_tokens is None:
         return workload
     return re.sub(r"output_tokens: \d+", f"output_tokens: {output_tokens}", workload)
+
+
+# -- the list of steps -----------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
     """A step of the rehearsal.
 
-    `loads` is its duration in lengths of a load (`--seconds`), and `run` returns what is stored.
+    Attributes:
+        name: The name of its result.
+        duration_in_loads: How long it takes, as a multiple of the duration of a load.
+        run: The function that runs it and returns the result, a JSON object.
     """
 
     name: str
-    loads: float
+    duration_in_loads: float
     run: Callable[[Session], dict[str, Any]]
 
 
-SMOKE_STEPS = {
-    "doctor",
-    "alone",
-    "qa-closed",
-    "qa-open",
-    "cache-cold",
-}  # a contract takes a minute of load
 STEPS = (
-    Step("doctor", 0.5, run_doctor),
-    Step("alone", 1.2, run_alone),
+    Step("doctor", 0.5, check_endpoint),
+    Step("alone", 1.2, run_single_requests),
     *(
-        Step(f"{profile}-closed", 1.5, partial(run_closed_loop, profile=profile))
-        for profile in PROFILES
+        Step(f"{workload}-closed", 1.5, partial(run_closed_loop, workload=workload))
+        for workload in WORKLOADS
     ),
     *(
-        Step(f"{profile}-open", 1.5, partial(run_open_loop, profile=profile))
-        for profile in PROFILES
+        Step(f"{workload}-open", 1.5, partial(run_open_loop, workload=workload))
+        for workload in WORKLOADS
     ),
-    Step("cache-cold", 1.0, partial(run_same_prompts, name="cache-cold")),
-    Step("cache-warm", 1.0, partial(run_same_prompts, name="cache-warm")),
-    Step("search", 7.0, run_search),
-    Step("validate", 4.0, run_validation),
+    Step("cache-cold", 1.0, partial(run_with_fixed_prompts, run_name="cache-cold")),
+    Step("cache-warm", 1.0, partial(run_with_fixed_prompts, run_name="cache-warm")),
+    Step("search", 7.0, search_capacity),
+    Step("validate", 4.0, validate_contract),
 )
+# Without a contract, whose load takes a minute
+SMOKE_STEP_NAMES = {"doctor", "alone", "qa-closed", "qa-open", "cache-cold"}
 
 
-# -- the endpoint --
+def list_steps(*, smoke: bool) -> list[Step]:
+    """Return the steps of the rehearsal in their order; the smoke form has only the short ones."""
+    if smoke:
+        return [step for step in STEPS if step.name in SMOKE_STEP_NAMES]
+    return list(STEPS)
 
 
-def prepare_engine(session: Session, args: argparse.Namespace) -> tuple[engines.Engine, str]:
-    """Return the engine and the path of its program, after its weights were written.
+def list_unfinished_steps(steps: list[Step], store: StepStore) -> list[Step]:
+    """Return the steps that have no result yet, in their order."""
+    return [step for step in steps if store.read(step.name) is None]
 
-    The machine and the choice of the engine are stored as the steps "look" and "engine", so that
-    later invocations use the same engine.
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+class PreparedEngine(NamedTuple):
+    """An engine whose program is built and whose model is written."""
+
+    engine: engines.Engine
+    program: str  # the path of the executable
+    gpu_count: int
+
+
+def prepare_engine(store: StepStore, args: argparse.Namespace) -> PreparedEngine:
+    """Choose the engine, write its model, and return what is needed to start it.
+
+    The choice is stored as the step "engine", so that later invocations do not write the model
+    again.
     """
-    machine = session.read_step("look")
-    if machine is None:
-        machine = inspect_and_build(args)
-        session.store_step("look", machine)
-
-    engine_name = args.engine or ("llamacpp" if args.llama_archive else "")
-    engine = engines.choose_engine(machine, engine_name)
-    program = machine["engines"].get(engine.name) or engines.find_program(engine)
-
-    if session.read_step("engine") is None:
-        shape = "none"
+    machine = load_machine_facts(store, args)
+    engine = engines.choose_engine(machine, choose_engine_name(args))
+    if store.read("engine") is None:
+        shape_name = "none"
         if engine.weight_format:
-            shape = args.shape or engines.choose_shape(machine, engine)
-            write_engine_model(engine, args.model, shape)
-        session.store_step("engine", {"engine": engine.name, "shape": shape})
+            shape_name = args.shape or engines.choose_shape(machine, engine)
+            write_engine_model(engine, args.model, shape_name)
+        store.write("engine", {"engine": engine.name, "shape": shape_name})
 
-    return engine, program
+    program = machine["engines"].get(engine.name) or engines.find_program(engine)
+    return PreparedEngine(engine, program, gpu_count=len(machine["gpus"]))
 
 
-def inspect_and_build(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the facts of this machine, after llama.cpp was built if its source was supplied."""
+def load_machine_facts(store: StepStore, args: argparse.Namespace) -> engines.Machine:
+    """Return the facts about this machine.
+
+    The first invocation collects them and stores them as the step "machine". It also builds
+    llama.cpp, if its source archive was supplied and it is not installed.
+    """
+    stored_machine = store.read("machine")
+    if stored_machine is not None:
+        return cast(engines.Machine, stored_machine)
+
     machine = engines.inspect_machine()
     if args.llama_archive and "llamacpp" not in machine["engines"]:
-        has_cuda = bool(machine["gpus"] and machine["cuda_compiler"])
+        has_cuda = bool(machine["gpus"]) and bool(machine["cuda_compiler"])
         build_dir = args.model.parent / "llama"
-        program = engines.build_llama_server(args.llama_archive, build_dir, has_cuda)
+        program = engines.build_llama_server(args.llama_archive, build_dir, with_cuda=has_cuda)
         machine["engines"]["llamacpp"] = program
+    store.write("machine", machine)
     return machine
 
 
-def write_engine_model(engine: engines.Engine, model_dir: Path, shape: str) -> None:
-    """Write random weights of a shape in the format of an engine, and its configuration files."""
-    dimensions = weights.SHAPES[shape]._replace(context=engines.CONTEXT)
+def choose_engine_name(args: argparse.Namespace) -> str:
+    """Return the name of the requested engine, or "" to use the best one.
+
+    A supplied source archive of llama.cpp is a request for that engine.
+    """
+    if args.engine:
+        return str(args.engine)
+    return "llamacpp" if args.llama_archive else ""
+
+
+def write_engine_model(engine: engines.Engine, model_dir: Path, shape_name: str) -> None:
+    """Write a model with random weights in the format of an engine.
+
+    Its context is as long as the longest task of the rehearsal. Some engines also need a
+    configuration file next to the model.
+    """
+    shape = replace(weights.SHAPES[shape_name], context_tokens=engines.CONTEXT_TOKENS)
     weight_formats = frozenset({engine.weight_format})
-    weights.write_model(model_dir, dimensions, weight_formats, four_bits=shape != "tiny")
-    for name, text in engine.model_files:
-        (model_dir / name).write_text(text)
+    matrix_format = weights.choose_matrix_format(shape_name)
+    weights.write_model(model_dir, shape, weight_formats, matrix_format)
+    for file_name, text in engine.model_files:
+        (model_dir / file_name).write_text(text)
 
 
 @contextlib.contextmanager
-def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
-    """Run the engine inside the `with` block, and set the session's endpoint."""
-    engine, program = prepare_engine(session, args)
-    gpu_count = len(session.require_step("look")["gpus"])
+def serve_engine(store: StepStore, args: argparse.Namespace) -> Iterator[list[str]]:
+    """Run the engine inside the `with` block.
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
-    command_line = engine.start_command.format(
-        bin=program,
-        model=args.model,
-        port=port,
-        gpus=max(gpu_count, 1),
-        context=engines.CONTEXT,
-        python=sys.executable,
-        cache=engines.CONTEXT * args.lanes,
-        slots=args.lanes,
-        layers=999 if gpu_count else 0,
-        threads=max(len(os.sched_getaffinity(0)) // 2, 1),
-        device="cuda" if gpu_count else "cpu",
+    Yields:
+        The options of loadgen that name its URL, its model and its tokenizer.
+    """
+    engine, program, gpu_count = prepare_engine(store, args)
+    port = find_free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = engines.build_start_command(
+        engine, program, args.model, port, gpu_count, slots=args.lanes
     )
-    session.url = f"http://127.0.0.1:{port}"
+    process = start_engine_process(command, args.out)
+    try:
+        wait_until_ready(process, url, engine.ready_marker, args.start_minutes * 60)
+        yield ["--url", url, *list_model_options(engine, args.model)]
+    finally:
+        stop_process_group(process)
 
-    session.target_options = [flag.format(model=args.model) for flag in engine.loadgen_options]
-    if engine.weight_format:
-        session.target_options += ["--tokenizer", str(args.model / "tokenizer.json")]
 
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(session.out / ".hub")}
-    with (session.out / "server.txt").open("ab") as log:
-        process = subprocess.Popen(
-            shlex.split(command_line),
+def find_free_port() -> int:
+    """Return a TCP port on which nothing listens at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def list_model_options(engine: engines.Engine, model_dir: Path) -> list[str]:
+    """Return the options of loadgen that name the engine's model and its tokenizer."""
+    options = [option.format(model_dir=model_dir) for option in engine.loadgen_options]
+    has_model_files = bool(engine.weight_format)
+    if has_model_files:
+        options += ["--tokenizer", str(model_dir / "tokenizer.json")]
+    return options
+
+
+def start_engine_process(command: list[str], output_dir: Path) -> subprocess.Popen[bytes]:
+    """Start an engine in a process group of its own, with its output in server.txt.
+
+    The engine must not download anything, so the Hugging Face Hub is offline and its cache empty.
+    """
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(output_dir / ".hub")}
+    with (output_dir / "server.txt").open("ab") as log:
+        return subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -440,98 +580,108 @@ def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
             start_new_session=True,
         )
 
-    try:
-        _wait_until_ready(process, session.url, engine.ready_marker, args.start_minutes * 60)
-        yield
-    finally:
-        _end_process_group(process)
 
-
-def _end_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process and its children, and kill those that do not end within 20 s."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _wait_until_ready(
+def wait_until_ready(
     process: subprocess.Popen[bytes], url: str, ready_marker: str, timeout_s: float
 ) -> None:
-    """Wait until the engine lists its models; raise SystemExit if it does not.
+    """Wait until an engine serves requests, which is when its model list has `ready_marker`.
 
-    It serves when its list of models contains `ready_marker`.
+    Raises SystemExit if the engine ends or is not ready in time.
     """
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        if ready_marker in _read_model_list(url):
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if ready_marker in read_model_list(url):
             return
-        if process.poll() is not None:
-            break
         time.sleep(0.5)
 
     raise SystemExit("the engine does not serve: see server.txt in the folder")
 
 
-def list_steps_left(session: Session) -> list[Step]:
-    """Return the steps that are still to be done."""
-    return [step for step in session.steps if session.read_step(step.name) is None]
-
-
-def _read_model_list(url: str) -> str:
-    """Return the engine's list of models, or "" while it does not listen."""
+def read_model_list(url: str) -> str:
+    """Return the body of GET /v1/models, or "" while the engine does not answer it."""
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as response:
-            text: str = response.read().decode(errors="replace")
+            body: bytes = response.read()
     except OSError:
         return ""
-    return text
+    return body.decode(errors="replace")
 
 
-def run_steps(session: Session, args: argparse.Namespace, started_s: float) -> None:
-    """Run as many steps as fit into the time of this invocation, which began at `started_s`."""
-    with serve_engine(session, args):
-        for step in list_steps_left(session):
-            needed_s = step.loads * session.seconds + 20
-            if time.monotonic() - started_s + needed_s > args.minutes * 60:
-                print(f"{step.name} needs {needed_s:.0f} s: the next invocation does it")
+def stop_process_group(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process and its children, and kill those that do not end in time."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENGINE_STOP_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# -- the script ------------------------------------------------------------------------------------
+
+
+def run_steps(
+    steps: list[Step], store: StepStore, args: argparse.Namespace, deadline_s: float
+) -> None:
+    """Start the engine and run the steps, until one would end after the deadline.
+
+    `deadline_s` is a time of the monotonic clock.
+    """
+    with serve_engine(store, args) as target_options:
+        session = Session(args, store, target_options)
+        for step in steps:
+            step_start_s = time.monotonic()
+            expected_s = step.duration_in_loads * session.load_s + STEP_OVERHEAD_S
+            if step_start_s + expected_s > deadline_s:
+                print(f"{step.name} needs {expected_s:.0f} s: the next invocation does it")
                 return
-            step_started_s = time.monotonic()
-            session.store_step(step.name, step.run(session))
-            print(f"{step.name}: {time.monotonic() - step_started_s:.0f} s", flush=True)
+
+            store.write(step.name, step.run(session))
+            print(f"{step.name}: {time.monotonic() - step_start_s:.0f} s", flush=True)
+
+
+def write_record(steps: list[Step], store: StepStore, output_dir: Path) -> None:
+    """Write a page with the results of all steps so far to README.md, and print it."""
+    names = ["machine", "engine", *(step.name for step in steps)]
+    text = page.format_page({name: store.read(name) for name in names})
+    (output_dir / "README.md").write_text(text)
+    print(text)
+
+
+def exit_as_unfinished(_signal_number: int, _frame: object) -> None:
+    """End this process after SIGTERM as if its time were over.
+
+    Raising SystemExit, and not dying at once, stops the engine, too.
+    """
+    sys.exit(UNFINISHED_EXIT_CODE)
 
 
 def main() -> None:
-    """Run steps, write the record, and exit with 75 if steps are left."""
+    """Run the unfinished steps for which there is time, and write the page about all results.
+
+    Exit with UNFINISHED_EXIT_CODE if steps are left for another invocation.
+    """
     started_s = time.monotonic()
     args = parse_command_line()
+    deadline_s = started_s + args.minutes * 60
+    steps = list_steps(smoke=args.smoke)
+    signal.signal(signal.SIGTERM, exit_as_unfinished)
     with tempfile.TemporaryDirectory() as scratch:
         args.out = (args.out or Path(scratch) / "out").absolute()
         args.model = (args.model or args.out.with_name(f"{args.out.name}-model")).absolute()
-        session = Session(args)
+        store = StepStore(args.out / "steps")
+        unfinished_steps = list_unfinished_steps(steps, store)
+        if unfinished_steps:
+            run_steps(unfinished_steps, store, args, deadline_s)
 
-        # An exit instead of a sudden end, so that the engine does not outlive this process
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNFINISHED_EXIT_CODE))
-        if list_steps_left(session):
-            run_steps(session, args, started_s)
+        write_record(steps, store, args.out)
+        unfinished_steps = list_unfinished_steps(steps, store)
 
-        write_record(session)
-        steps_left = [step.name for step in list_steps_left(session)]
-
-    if steps_left:
-        print(f"left: {', '.join(steps_left)}; the same command goes on")
+    if unfinished_steps:
+        names = ", ".join(step.name for step in unfinished_steps)
+        print(f"Steps left: {names}. Run the same command again.")
         sys.exit(UNFINISHED_EXIT_CODE)
-
-
-def write_record(session: Session) -> None:
-    """Write what all steps so far have stored as README.md, and print it."""
-    names = ("look", "engine", *(step.name for step in session.steps))
-    text = page.format_page({name: session.read_step(name) for name in names})
-    (session.out / "README.md").write_text(text)
-    print(text)
 
 
 def parse_command_line() -> argparse.Namespace:
@@ -546,15 +696,29 @@ def parse_command_line() -> argparse.Namespace:
         "--lanes", type=int, default=16, help="concurrency of the closed loops; slots of llama.cpp"
     )
     parser.add_argument(
-        "--output-tokens", type=int, help="length of a response, in place of the profiles' own"
+        "--output-tokens", type=int, help="length of a response, in place of that of the workload"
     )
     parser.add_argument(
         "--energy",
         action="append",
         help="an energy source of `loadgen run`, in addition to NVML; repeatable",
     )
+    add_engine_options(parser)
+
+    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
+    if args.out is None and not args.smoke:
+        parser.error("OUT is missing: the folder for all results")
+
+    return args
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the engine and its model."""
     parser.add_argument(
-        "--engine", choices=engines.BY_NAME, default="", help="this engine instead of the best"
+        "--engine",
+        choices=engines.ENGINES_BY_NAME,
+        default="",
+        help="this engine instead of the best",
     )
     parser.add_argument(
         "--shape", choices=weights.SHAPES, help="this shape instead of the largest that fits"
@@ -568,12 +732,6 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument(
         "--start-minutes", type=float, default=8.0, help="how long the engine may take to start"
     )
-
-    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
-    if args.out is None and not args.smoke:
-        parser.error("OUT is missing: the folder for all results")
-
-    return args
 
 
 if __name__ == "__main__":

@@ -14,490 +14,658 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import struct
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-SPECIAL = ("<unk>", "<s>", "</s>")
-TEMPLATE = (
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
+BOS_TOKEN_ID = SPECIAL_TOKENS.index("<s>")
+EOS_TOKEN_ID = SPECIAL_TOKENS.index("</s>")
+CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] or '' }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
-VALUE_PERIOD = 4_000_037  # values; a prime, so that no two rows of a matrix are alike
-WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD = (
-    0.02,
-    0.3,
-)  # of weights; wide where the words are chosen, else greedy answers repeat one
-
-
-class Shape(NamedTuple):
-    """The dimensions of a Llama."""
-
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    context: int
-
-
-SHAPES = {
-    "tiny": Shape(256, 512, 2, 4, 4, 4096, 32768),
-    "7b": Shape(4096, 11008, 32, 32, 32, 32000, 4096),
-    "70b": Shape(8192, 28672, 80, 64, 8, 32000, 4096),
-}
-
-
-def encode_safetensors_header(shape: Shape) -> bytes:
-    """Return the header: type, dimensions and place of each tensor, padded to 8 bytes."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in list_tensors(shape):
-        end = offset + 2 * tensor.value_count  # bfloat16 has two bytes
-        header[f"{tensor.hf}.weight"] = {
-            "dtype": "BF16",
-            "shape": [tensor.rows] if tensor.is_vector else [tensor.rows, tensor.columns],
-            "data_offsets": [offset, end],
-        }
-        offset = end
-
-    encoded = json.dumps(header).encode()
-    return encoded + b" " * padding_to(8, len(encoded))
-
-
-class Tensor(NamedTuple):
-    """A tensor, with its names in both formats and its dimensions.
-
-    `columns` is 0 for a vector, which is all ones. `spread` is the standard deviation of a matrix.
-    """
-
-    hf: str
-    gguf: str
-    rows: int
-    columns: int
-    spread: float = WEIGHT_SPREAD
-
-    @property
-    def is_vector(self) -> bool:
-        """Return whether it is a vector of ones."""
-        return self.columns == 0
-
-    @property
-    def value_count(self) -> int:
-        """Return the number of values."""
-        return self.rows if self.is_vector else self.rows * self.columns
-
-
-def list_tensors(shape: Shape) -> Iterator[Tensor]:
-    """Yield all tensors of the model."""
-    size, kv = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
-    yield Tensor("model.embed_tokens", "token_embd", shape.vocabulary, size)
-
-    for number in range(shape.layers):
-        hf, gguf = f"model.layers.{number}", f"blk.{number}"
-        yield Tensor(f"{hf}.input_layernorm", f"{gguf}.attn_norm", size, 0)
-        yield Tensor(f"{hf}.self_attn.q_proj", f"{gguf}.attn_q", size, size)
-        yield Tensor(f"{hf}.self_attn.k_proj", f"{gguf}.attn_k", kv, size)
-        yield Tensor(f"{hf}.self_attn.v_proj", f"{gguf}.attn_v", kv, size)
-        yield Tensor(f"{hf}.self_attn.o_proj", f"{gguf}.attn_output", size, size)
-        yield Tensor(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", size, 0)
-        yield Tensor(f"{hf}.mlp.gate_proj", f"{gguf}.ffn_gate", shape.inner, size)
-        yield Tensor(f"{hf}.mlp.up_proj", f"{gguf}.ffn_up", shape.inner, size)
-        yield Tensor(f"{hf}.mlp.down_proj", f"{gguf}.ffn_down", size, shape.inner)
-
-    yield Tensor("model.norm", "output_norm", size, 0)
-    yield Tensor("lm_head", "output", shape.vocabulary, size, OUTPUT_WEIGHT_SPREAD)
-
-
-def count_parameters(shape: Shape) -> int:
-    """Return the number of parameters."""
-    return sum(tensor.value_count for tensor in list_tensors(shape))
-
-
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": "<s>",
     "eos_token": "</s>",
     "unk_token": "<unk>",
-    "chat_template": TEMPLATE,
+    "chat_template": CHAT_TEMPLATE,
     "clean_up_tokenization_spaces": False,
+}
+# A larger vocabulary needs more text: one source file of Python's library for so many tokens.
+TOKENS_PER_TRAINING_FILE = 32
+
+# The matrices repeat so many random values. The number is prime, so no two rows are equal.
+DISTINCT_VALUES = 4_000_037
+# Standard deviations. The output matrix chooses the next token: if its weights were as narrow as
+# the others, greedy decoding would repeat a single token.
+WEIGHT_STD = 0.02
+OUTPUT_WEIGHT_STD = 0.3
+RMS_NORM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The dimensions of a Llama model."""
+
+    hidden_size: int
+    intermediate_size: int  # of the feed-forward layers
+    layers: int
+    attention_heads: int
+    kv_heads: int
+    vocabulary_size: int
+    context_tokens: int
+
+    @property
+    def head_size(self) -> int:
+        """The dimensions of one attention head."""
+        return self.hidden_size // self.attention_heads
+
+
+SHAPES = {
+    "tiny": ModelShape(256, 512, 2, 4, 4, 4096, 32768),
+    "7b": ModelShape(4096, 11008, 32, 32, 32, 32000, 4096),
+    "70b": ModelShape(8192, 28672, 80, 64, 8, 32000, 4096),
 }
 
 
-WORDS_PER_FILE = 32  # of the vocabulary: a larger one is trained on more files
+class Tensor(NamedTuple):
+    """A weight matrix, or the weight vector of a normalization, which consists of ones.
+
+    Attributes:
+        hf_name: The name in the Hugging Face format, without the suffix ".weight".
+        gguf_name: The name in a GGUF file, without the suffix ".weight".
+        dimensions: (rows, columns) of a matrix, (size,) of a vector.
+        std: The standard deviation of the values of a matrix.
+    """
+
+    hf_name: str
+    gguf_name: str
+    dimensions: tuple[int, ...]
+    std: float = WEIGHT_STD
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the tensor has one dimension."""
+        return len(self.dimensions) == 1
+
+    @property
+    def value_count(self) -> int:
+        """The number of values, which is the product of the dimensions."""
+        return math.prod(self.dimensions)
 
 
-def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, object]:
-    """Train a byte-level BPE tokenizer, write its files and return the content of tokenizer.json.
+def list_tensors(shape: ModelShape) -> list[Tensor]:
+    """Return all tensors of a Llama model, in the order in which they are stored."""
+    embedding_dimensions = (shape.vocabulary_size, shape.hidden_size)
+    tensors = [Tensor("model.embed_tokens", "token_embd", embedding_dimensions)]
+    for layer in range(shape.layers):
+        tensors += list_layer_tensors(shape, layer)
+    tensors.append(Tensor("model.norm", "output_norm", (shape.hidden_size,)))
+    tensors.append(Tensor("lm_head", "output", embedding_dimensions, OUTPUT_WEIGHT_STD))
+    return tensors
 
-    The text is the source of Python's standard library, because every machine has it.
+
+def list_layer_tensors(shape: ModelShape, layer: int) -> list[Tensor]:
+    """Return the tensors of one transformer layer: attention, feed-forward and normalizations."""
+    hf = f"model.layers.{layer}"
+    gguf = f"blk.{layer}"
+    hidden = shape.hidden_size
+    intermediate = shape.intermediate_size
+    kv_size = shape.kv_heads * shape.head_size
+
+    return [
+        Tensor(f"{hf}.input_layernorm", f"{gguf}.attn_norm", (hidden,)),
+        Tensor(f"{hf}.self_attn.q_proj", f"{gguf}.attn_q", (hidden, hidden)),
+        Tensor(f"{hf}.self_attn.k_proj", f"{gguf}.attn_k", (kv_size, hidden)),
+        Tensor(f"{hf}.self_attn.v_proj", f"{gguf}.attn_v", (kv_size, hidden)),
+        Tensor(f"{hf}.self_attn.o_proj", f"{gguf}.attn_output", (hidden, hidden)),
+        Tensor(f"{hf}.post_attention_layernorm", f"{gguf}.ffn_norm", (hidden,)),
+        Tensor(f"{hf}.mlp.gate_proj", f"{gguf}.ffn_gate", (intermediate, hidden)),
+        Tensor(f"{hf}.mlp.up_proj", f"{gguf}.ffn_up", (intermediate, hidden)),
+        Tensor(f"{hf}.mlp.down_proj", f"{gguf}.ffn_down", (hidden, intermediate)),
+    ]
+
+
+def count_parameters(shape: ModelShape) -> int:
+    """Return the number of weights of a model, those of the normalizations included."""
+    return sum(tensor.value_count for tensor in list_tensors(shape))
+
+
+# -- tokenizer and configuration -------------------------------------------------------------------
+
+
+def write_tokenizer(model_dir: Path, vocabulary_size: int) -> None:
+    """Train a byte-level BPE tokenizer and write tokenizer.json and tokenizer_config.json.
+
+    It is trained on the source files of Python's standard library, which every machine has.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(SPECIAL),
+        vocab_size=vocabulary_size,
+        special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    library = Path(sysconfig.get_path("stdlib"))
-    source_files = sorted([*library.glob("*.py"), *library.glob("*/*.py")])
-    training_files = source_files[: vocabulary // WORDS_PER_FILE]
-    texts = (file.read_text("utf-8", errors="ignore") for file in training_files)
-    bpe.train_from_iterator(texts, trainer)
-    bpe.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
-    trained: dict[str, Any] = json.loads((folder / "tokenizer.json").read_bytes())
+    source_files = list_library_files(vocabulary_size // TOKENS_PER_TRAINING_FILE)
+    texts = (file.read_text("utf-8", errors="ignore") for file in source_files)
+    tokenizer.train_from_iterator(texts, trainer)
 
-    return trained
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+    (model_dir / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
 
 
-def model_config(shape: Shape) -> dict[str, object]:
-    """Return config.json of transformers."""
+def list_library_files(count: int) -> list[Path]:
+    """Return the first `count` source files of Python's standard library in alphabetical order."""
+    library_dir = Path(sysconfig.get_path("stdlib"))
+    source_files = [*library_dir.glob("*.py"), *library_dir.glob("*/*.py")]
+    return sorted(source_files)[:count]
+
+
+def build_model_config(shape: ModelShape) -> dict[str, object]:
+    """Return the content of config.json, from which Hugging Face transformers builds the model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
+        "num_attention_heads": shape.attention_heads,
         "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.hidden // shape.heads,
-        "vocab_size": shape.vocabulary,
-        "max_position_embeddings": shape.context,
-        "rms_norm_eps": 1e-5,
+        "head_dim": shape.head_size,
+        "vocab_size": shape.vocabulary_size,
+        "max_position_embeddings": shape.context_tokens,
+        "rms_norm_eps": RMS_NORM_EPSILON,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "bos_token_id": BOS_TOKEN_ID,
+        "eos_token_id": EOS_TOKEN_ID,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
     }
 
 
-def _write_cyclic(file: BinaryIO, values: NDArray[Any], count: int, position: int) -> None:
-    """Write `count` values of an array, from a start index on and from its begin after its end."""
-    while count > 0:
-        piece = values[position : position + count]
-        piece.tofile(file)
-        count -= len(piece)
-        position = 0
+# -- safetensors: weights in the Hugging Face format -----------------------------------------------
 
 
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the upper 16 bits of float32 values."""
-    return (values.view(np.uint32) >> 16).astype(np.uint16)
+def write_safetensors(path: Path, shape: ModelShape, seed: int) -> None:
+    """Write a safetensors file with random bfloat16 weights.
 
-
-def padding_to(multiple: int, size: int) -> int:
-    """Return how many bytes are missing to the next multiple: 3 for size 13 and multiple 8."""
-    return -size % multiple
-
-
-def write_hf(folder: Path, shape: Shape, seed: int) -> None:
-    """Write model.safetensors with random bfloat16 weights.
-
-    A safetensors file is the length of its header, the header as JSON, and the data of all tensors.
-    To be fast, the matrices repeat VALUE_PERIOD random values cyclically, each from a random
-    position on. Norms are ones.
+    The file is the length of its header, the header as JSON, and the data of all tensors. Drawing
+    every value would take minutes for a large model. So all matrices repeat the same
+    DISTINCT_VALUES random values, each matrix from a random position on.
     """
     random = np.random.default_rng(seed)
-    normal = random.standard_normal(VALUE_PERIOD, np.float32)
-    values_by_spread = {
-        spread: _to_bfloat16(normal * np.float32(spread))
-        for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD)
+    normal = random.standard_normal(DISTINCT_VALUES, np.float32)
+    values_by_std = {
+        std: _to_bfloat16(normal * np.float32(std)) for std in (WEIGHT_STD, OUTPUT_WEIGHT_STD)
     }
-    ones = _to_bfloat16(np.ones(shape.hidden, np.float32))
+    norm_weights = _to_bfloat16(np.ones(shape.hidden_size, np.float32))
+    header = encode_safetensors_header(list_tensors(shape))
 
-    header = encode_safetensors_header(shape)
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for tensor in list_tensors(shape):
             if tensor.is_vector:
-                ones.tofile(file)
+                norm_weights.tofile(file)
             else:
-                start = int(random.integers(VALUE_PERIOD))
-                values = values_by_spread[tensor.spread]
-                _write_cyclic(file, values, tensor.value_count, start)
+                start_index = int(random.integers(DISTINCT_VALUES))
+                values = values_by_std[tensor.std]
+                _write_cyclically(file, values, tensor.value_count, start_index)
 
 
-def _encode_text(text: str) -> bytes:
-    """Encode a string of GGUF."""
-    return struct.pack("<Q", len(text.encode())) + text.encode()
+def encode_safetensors_header(tensors: list[Tensor]) -> bytes:
+    """Return the JSON header of a safetensors file, padded with spaces to a multiple of 8 bytes.
 
-
-# Numbers of the GGUF format (version 3): https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # types of metadata values
-
-
-_PACK_FORMATS = {_UINT32: "<I", _INT32: "<i", _FLOAT32: "<f", _BOOL: "<?"}
-
-
-_NORMAL_TOKEN, _CONTROL_TOKEN, _UNUSED_TOKEN = 1, 3, 5  # types of tokens
-
-
-_MOSTLY_F16, _MOSTLY_Q4_0 = 1, 2  # types of files
-
-
-_F32, _F16, _Q4_0 = 0, 1, 2  # types of tensors
-
-
-_ALIGNMENT = 32  # bytes, of the data of each tensor
-
-
-_Q4_0_VALUES, _Q4_0_BYTES = 32, 18  # a block: a scale of two bytes and 32 numbers of four bits
-
-
-def _encode_value(value_type: int, value: object) -> bytes:
-    """Encode a metadata value of GGUF: its type, then the value.
-
-    A list is an array: the type of its items, their number, and the items without their types.
+    It has the type, the dimensions and the byte range of each tensor. The byte ranges are counted
+    from the end of the header.
     """
-    if isinstance(value, list):
-        header = struct.pack("<IIQ", _ARRAY, value_type, len(value))
-        return header + b"".join(_encode_bare_value(value_type, item) for item in value)
-    return struct.pack("<I", value_type) + _encode_bare_value(value_type, value)
+    bytes_per_value = 2  # of a bfloat16
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for tensor in tensors:
+        end = begin + bytes_per_value * tensor.value_count
+        header[f"{tensor.hf_name}.weight"] = {
+            "dtype": "BF16",
+            "shape": tensor.dimensions,
+            "data_offsets": [begin, end],
+        }
+        begin = end
+
+    encoded = json.dumps(header).encode()
+    return encoded + b" " * bytes_to_next_multiple(len(encoded), multiple_of=8)
 
 
-def _encode_bare_value(value_type: int, value: Any) -> bytes:
-    """Encode a value of GGUF without its type."""
-    if value_type == _STRING:
-        return _encode_text(value)
-    return struct.pack(_PACK_FORMATS[value_type], value)
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Convert float32 values to bfloat16, which is their upper 16 bits.
+
+    NumPy has no type bfloat16, so the bits are returned as unsigned integers.
+    """
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _list_gguf_tokens(tokenizer: dict[str, Any], vocabulary: int) -> list[str]:
-    """Return the tokens in the order of their ids, filled up to the size of the vocabulary."""
-    ids_by_token: dict[str, int] = tokenizer["model"]["vocab"]
-    tokens = sorted(ids_by_token, key=lambda token: ids_by_token[token])
-    fillers = [f"<unused{i}>" for i in range(vocabulary - len(tokens))]
-    return tokens + fillers
+def _write_cyclically(
+    file: BinaryIO, values: NDArray[Any], value_count: int, start_index: int
+) -> None:
+    """Write `value_count` items of an array, which is repeated as often as needed.
+
+    The first item is that at `start_index`. The last item of the array is followed by its first.
+    """
+    remaining = value_count
+    position = start_index
+    while remaining > 0:
+        piece = values[position : position + remaining]
+        piece.tofile(file)
+        remaining -= len(piece)
+        position = 0
 
 
-def _gguf_token_type(token: str) -> int:
-    """Return the type of a token."""
-    if token in SPECIAL:
-        return _CONTROL_TOKEN
-    if token.startswith("<unused"):
-        return _UNUSED_TOKEN
-    return _NORMAL_TOKEN
+def bytes_to_next_multiple(size: int, multiple_of: int) -> int:
+    """Return how many bytes of padding `size` lacks: 3 for a size of 13 and a multiple of 8."""
+    return -size % multiple_of
 
 
-def _gguf_metadata(
-    shape: Shape, tokenizer: dict[str, Any], four_bits: bool
-) -> list[tuple[str, int, Any]]:
-    """Return the metadata of the file as (key, type, value).
+# -- GGUF: weights for llama.cpp -------------------------------------------------------------------
+
+# The numbers of the GGUF format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+GGUF_MAGIC = b"GGUF"
+GGUF_VERSION = 3
+GGUF_ALIGNMENT_BYTES = 32  # the data of each tensor starts at a multiple of it
+
+
+class GgufValueType(IntEnum):
+    """The types of metadata values in a GGUF file."""
+
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+
+
+class GgufTokenType(IntEnum):
+    """The types of the tokens of a vocabulary in a GGUF file."""
+
+    NORMAL = 1
+    CONTROL = 3
+    UNUSED = 5
+
+
+class GgufTensorType(IntEnum):
+    """The types of tensor data in a GGUF file."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+
+
+STRUCT_FORMATS = {
+    GgufValueType.UINT32: "<I",
+    GgufValueType.INT32: "<i",
+    GgufValueType.FLOAT32: "<f",
+    GgufValueType.BOOL: "<?",
+}
+
+
+class MatrixFormat(NamedTuple):
+    """How the matrices of a GGUF file are stored: in blocks of values that are packed together.
+
+    Attributes:
+        file_type: The number that the metadata of a file with such matrices has.
+        tensor_type: The type of each matrix.
+        values_per_block: The values that one block has.
+        bytes_per_block: The size of one block.
+    """
+
+    file_type: int
+    tensor_type: GgufTensorType
+    values_per_block: int
+    bytes_per_block: int
+
+    def count_blocks(self, value_count: int) -> int:
+        """Return how many blocks a matrix with so many values has."""
+        return value_count // self.values_per_block
+
+
+F16_MATRICES = MatrixFormat(1, GgufTensorType.F16, values_per_block=1, bytes_per_block=2)
+# A block of Q4_0 is a scale of two bytes and 32 integers of four bits.
+Q4_0_MATRICES = MatrixFormat(2, GgufTensorType.Q4_0, values_per_block=32, bytes_per_block=18)
+# The standard deviation of the integers from -8 to 7, if each has the same probability
+FOUR_BIT_INTEGER_STD = 4.6
+
+
+class MetadataEntry(NamedTuple):
+    """One entry in the metadata of a GGUF file.
+
+    Attributes:
+        key: The name of the entry, for example "llama.block_count".
+        value_type: The type of the value, or of its items if the value is a list.
+        value: A string, a number, a boolean, or a list of them.
+    """
+
+    key: str
+    value_type: GgufValueType
+    value: Any
+
+    def encode(self) -> bytes:
+        """Return the entry as a GGUF file stores it: the key, the type and the value.
+
+        A list is stored as the type ARRAY, the type of its items, their number, and the items.
+        """
+        encoded_key = _encode_string(self.key)
+        if not isinstance(self.value, list):
+            encoded_type = struct.pack("<I", self.value_type)
+            return encoded_key + encoded_type + _encode_value(self.value_type, self.value)
+
+        array_header = struct.pack("<IIQ", GgufValueType.ARRAY, self.value_type, len(self.value))
+        items = [_encode_value(self.value_type, item) for item in self.value]
+        return encoded_key + array_header + b"".join(items)
+
+
+def _encode_value(value_type: GgufValueType, value: Any) -> bytes:
+    """Return the bytes of a single metadata value in a GGUF file, without its type."""
+    if value_type == GgufValueType.STRING:
+        return _encode_string(value)
+    return struct.pack(STRUCT_FORMATS[value_type], value)
+
+
+def _encode_string(text: str) -> bytes:
+    """Return a string as a GGUF file stores it: its length in bytes, then its UTF-8 bytes."""
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def write_gguf(
+    path: Path,
+    shape: ModelShape,
+    tokenizer: dict[str, Any],
+    matrix_format: MatrixFormat,
+    seed: int,
+) -> None:
+    """Write a model with random weights as a GGUF file, the format of llama.cpp.
+
+    The file has a header, the metadata, a description of each tensor and the data of all tensors.
+
+    Args:
+        path: The file to write.
+        shape: The dimensions of the model.
+        tokenizer: The content of tokenizer.json.
+        matrix_format: How the matrices are stored.
+        seed: The seed of the random weights.
+    """
+    tensors = list_tensors(shape)
+    metadata = [
+        *build_model_metadata(shape, matrix_format),
+        *build_tokenizer_metadata(tokenizer, shape.vocabulary_size),
+    ]
+    with path.open("wb") as file:
+        file.write(GGUF_MAGIC)
+        file.write(struct.pack("<IQQ", GGUF_VERSION, len(tensors), len(metadata)))
+        for entry in metadata:
+            file.write(entry.encode())
+        file.write(encode_tensor_descriptions(tensors, matrix_format))
+        _write_padding(file)
+        write_tensor_data(file, tensors, matrix_format, seed)
+
+
+def build_model_metadata(shape: ModelShape, matrix_format: MatrixFormat) -> list[MetadataEntry]:
+    """Return the entries of a GGUF file that describe the file and the dimensions of the model."""
+    uint32 = GgufValueType.UINT32
+    float32 = GgufValueType.FLOAT32
+    string = GgufValueType.STRING
+    return [
+        MetadataEntry("general.architecture", string, "llama"),
+        MetadataEntry("general.name", string, "random"),
+        MetadataEntry("general.alignment", uint32, GGUF_ALIGNMENT_BYTES),
+        MetadataEntry("general.file_type", uint32, matrix_format.file_type),
+        MetadataEntry("llama.context_length", uint32, shape.context_tokens),
+        MetadataEntry("llama.embedding_length", uint32, shape.hidden_size),
+        MetadataEntry("llama.block_count", uint32, shape.layers),
+        MetadataEntry("llama.feed_forward_length", uint32, shape.intermediate_size),
+        MetadataEntry("llama.attention.head_count", uint32, shape.attention_heads),
+        MetadataEntry("llama.attention.head_count_kv", uint32, shape.kv_heads),
+        MetadataEntry("llama.attention.layer_norm_rms_epsilon", float32, RMS_NORM_EPSILON),
+        MetadataEntry("llama.rope.dimension_count", uint32, shape.head_size),
+        MetadataEntry("llama.vocab_size", uint32, shape.vocabulary_size),
+    ]
+
+
+def build_tokenizer_metadata(
+    tokenizer: dict[str, Any], vocabulary_size: int
+) -> list[MetadataEntry]:
+    """Return the entries of a GGUF file that describe the tokenizer.
 
     `tokenizer` is the content of tokenizer.json.
     """
-    tokens = _list_gguf_tokens(tokenizer, shape.vocabulary)
-
-    # Depending on the version of the package, a merge is "a b" or ["a", "b"].
+    tokens = list_vocabulary(tokenizer, vocabulary_size)
+    token_types = [classify_token(token) for token in tokens]
+    # Depending on the version of the package `tokenizers`, a merge is "a b" or ["a", "b"].
     merges = [
         merge if isinstance(merge, str) else " ".join(merge)
         for merge in tokenizer["model"]["merges"]
     ]
     return [
-        ("general.architecture", _STRING, "llama"),
-        ("general.name", _STRING, "random"),
-        ("general.alignment", _UINT32, _ALIGNMENT),
-        ("general.file_type", _UINT32, _MOSTLY_Q4_0 if four_bits else _MOSTLY_F16),
-        ("llama.context_length", _UINT32, shape.context),
-        ("llama.embedding_length", _UINT32, shape.hidden),
-        ("llama.block_count", _UINT32, shape.layers),
-        ("llama.feed_forward_length", _UINT32, shape.inner),
-        ("llama.attention.head_count", _UINT32, shape.heads),
-        ("llama.attention.head_count_kv", _UINT32, shape.kv_heads),
-        ("llama.attention.layer_norm_rms_epsilon", _FLOAT32, 1e-5),
-        ("llama.rope.dimension_count", _UINT32, shape.hidden // shape.heads),
-        ("llama.vocab_size", _UINT32, shape.vocabulary),
-        ("tokenizer.ggml.model", _STRING, "gpt2"),
-        ("tokenizer.ggml.pre", _STRING, "gpt-2"),
-        ("tokenizer.ggml.tokens", _STRING, tokens),
-        ("tokenizer.ggml.token_type", _INT32, [_gguf_token_type(token) for token in tokens]),
-        ("tokenizer.ggml.merges", _STRING, merges),
-        ("tokenizer.ggml.bos_token_id", _UINT32, 1),
-        ("tokenizer.ggml.eos_token_id", _UINT32, 2),
-        ("tokenizer.ggml.add_bos_token", _BOOL, False),
-        ("tokenizer.chat_template", _STRING, TEMPLATE),
+        MetadataEntry("tokenizer.ggml.model", GgufValueType.STRING, "gpt2"),
+        MetadataEntry("tokenizer.ggml.pre", GgufValueType.STRING, "gpt-2"),
+        MetadataEntry("tokenizer.ggml.tokens", GgufValueType.STRING, tokens),
+        MetadataEntry("tokenizer.ggml.token_type", GgufValueType.INT32, token_types),
+        MetadataEntry("tokenizer.ggml.merges", GgufValueType.STRING, merges),
+        MetadataEntry("tokenizer.ggml.bos_token_id", GgufValueType.UINT32, BOS_TOKEN_ID),
+        MetadataEntry("tokenizer.ggml.eos_token_id", GgufValueType.UINT32, EOS_TOKEN_ID),
+        MetadataEntry("tokenizer.ggml.add_bos_token", GgufValueType.BOOL, False),
+        MetadataEntry("tokenizer.chat_template", GgufValueType.STRING, CHAT_TEMPLATE),
     ]
 
 
-class MatrixFormat(NamedTuple):
-    """How the matrices of a GGUF file are stored: in blocks of values that are packed together."""
+def list_vocabulary(tokenizer: dict[str, Any], vocabulary_size: int) -> list[str]:
+    """Return the tokens in the order of their IDs.
 
-    tensor_type: int
-    values_per_block: int
-    bytes_per_block: int
-
-
-MATRICES_Q4_0 = MatrixFormat(_Q4_0, _Q4_0_VALUES, _Q4_0_BYTES)
-
-
-MATRICES_F16 = MatrixFormat(_F16, values_per_block=1, bytes_per_block=2)
-
-
-# Numbers of four bits from -8 to 7, all with the same probability, have this standard deviation.
-Q4_0_SPREAD = 4.6
+    If training found fewer tokens than the vocabulary has, tokens such as "<unused7>" follow. The
+    number of tokens must be that of the rows of the embedding matrix.
+    """
+    ids_by_token: dict[str, int] = tokenizer["model"]["vocab"]
+    trained_tokens = sorted(ids_by_token, key=lambda token: ids_by_token[token])
+    missing_count = vocabulary_size - len(trained_tokens)
+    unused_tokens = [f"<unused{number}>" for number in range(missing_count)]
+    return trained_tokens + unused_tokens
 
 
-def _random_blocks(
-    random: np.random.Generator, spread: float, matrix_format: MatrixFormat
+def classify_token(token: str) -> GgufTokenType:
+    """Return the type that a token has in a GGUF file."""
+    if token in SPECIAL_TOKENS:
+        return GgufTokenType.CONTROL
+    if token.startswith("<unused"):
+        return GgufTokenType.UNUSED
+    return GgufTokenType.NORMAL
+
+
+def encode_tensor_descriptions(tensors: list[Tensor], matrix_format: MatrixFormat) -> bytes:
+    """Return the part of a GGUF file that describes its tensors.
+
+    Each has its name, the number of dimensions, the dimensions (columns before rows), the type and
+    the byte offset of its data from the beginning of all data.
+    """
+    encoded = b""
+    offset = 0
+    for tensor in tensors:
+        tensor_type = GgufTensorType.F32 if tensor.is_vector else matrix_format.tensor_type
+        dimension_count = len(tensor.dimensions)
+        encoded += _encode_string(f"{tensor.gguf_name}.weight")
+        encoded += struct.pack("<I", dimension_count)
+        encoded += struct.pack(f"<{dimension_count}Q", *reversed(tensor.dimensions))
+        encoded += struct.pack("<IQ", tensor_type, offset)
+
+        size = count_data_bytes(tensor, matrix_format)
+        offset += size + bytes_to_next_multiple(size, GGUF_ALIGNMENT_BYTES)
+
+    return encoded
+
+
+def count_data_bytes(tensor: Tensor, matrix_format: MatrixFormat) -> int:
+    """Return the size of a tensor's data in a GGUF file, in which vectors are float32."""
+    if tensor.is_vector:
+        return 4 * tensor.value_count
+    return matrix_format.count_blocks(tensor.value_count) * matrix_format.bytes_per_block
+
+
+def write_tensor_data(
+    file: BinaryIO, tensors: list[Tensor], matrix_format: MatrixFormat, seed: int
+) -> None:
+    """Write the data of all tensors of a GGUF file, each padded to the alignment of the format.
+
+    To be fast, the matrices repeat the same random blocks, each starting at a random block. The
+    weights of normalizations are ones.
+    """
+    random = np.random.default_rng(seed)
+    blocks_by_std = {
+        std: draw_matrix_blocks(random, std, matrix_format)
+        for std in (WEIGHT_STD, OUTPUT_WEIGHT_STD)
+    }
+    for tensor in tensors:
+        if tensor.is_vector:
+            np.ones(tensor.value_count, np.float32).tofile(file)
+        else:
+            blocks = blocks_by_std[tensor.std]
+            block_count = matrix_format.count_blocks(tensor.value_count)
+            start_index = int(random.integers(len(blocks)))
+            _write_cyclically(file, blocks, block_count, start_index)
+        _write_padding(file)
+
+
+def draw_matrix_blocks(
+    random: np.random.Generator, std: float, matrix_format: MatrixFormat
 ) -> NDArray[Any]:
-    """Return random blocks of matrix values with this standard deviation."""
-    if matrix_format == MATRICES_F16:
-        values = random.standard_normal(VALUE_PERIOD, np.float32) * spread
-        return values.astype(np.float16)
+    """Return DISTINCT_VALUES random values in blocks of a matrix format.
 
-    block_count = VALUE_PERIOD // _Q4_0_VALUES
-    blocks = random.integers(0, 256, (block_count, _Q4_0_BYTES), np.uint8)
-    scale = np.float16(spread / Q4_0_SPREAD)
+    The values have the standard deviation `std`. A block of the format F16 is a single value.
+    """
+    if matrix_format == Q4_0_MATRICES:
+        return draw_q4_0_blocks(random, std)
+    values = random.standard_normal(DISTINCT_VALUES, np.float32) * std
+    return values.astype(np.float16)
+
+
+def draw_q4_0_blocks(random: np.random.Generator, std: float) -> NDArray[np.uint8]:
+    """Return random blocks of the format Q4_0, each of which is a row of bytes.
+
+    The first two bytes of a block are its scale, a float16. The others are pairs of integers of
+    four bits. A value is the product of an integer and the scale. All blocks have random integers
+    and the same scale, with which the values have the standard deviation `std`.
+    """
+    block_count = Q4_0_MATRICES.count_blocks(DISTINCT_VALUES)
+    blocks = random.integers(0, 256, (block_count, Q4_0_MATRICES.bytes_per_block), np.uint8)
+    scale = np.float16(std / FOUR_BIT_INTEGER_STD)
     blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
-
     return blocks
 
 
-def _encode_tensor_infos(tensors: list[Tensor], matrix_format: MatrixFormat) -> bytes:
-    """Return name, dimensions, type and offset of each tensor, as the header of GGUF has them.
-
-    The offset is from the begin of the data; the fastest dimension is the first one.
-    """
-    infos = b""
-    offset = 0
-    for tensor in tensors:
-        if tensor.is_vector:
-            dimensions: tuple[int, ...] = (tensor.rows,)
-            tensor_type = _F32
-            size = 4 * tensor.rows
-        else:
-            dimensions = (tensor.columns, tensor.rows)
-            tensor_type = matrix_format.tensor_type
-            block_count = tensor.value_count // matrix_format.values_per_block
-            size = block_count * matrix_format.bytes_per_block
-
-        infos += _encode_text(f"{tensor.gguf}.weight")
-        infos += struct.pack("<I", len(dimensions))
-        infos += struct.pack(f"<{len(dimensions)}Q", *dimensions)
-        infos += struct.pack("<IQ", tensor_type, offset)
-        offset += size + padding_to(_ALIGNMENT, size)
-
-    return infos
+def _write_padding(file: BinaryIO) -> None:
+    """Write zeros up to the next position at which the data of a tensor may start."""
+    file.write(bytes(bytes_to_next_multiple(file.tell(), GGUF_ALIGNMENT_BYTES)))
 
 
-def _align(file: BinaryIO) -> None:
-    """Write zeros up to the next multiple of the alignment."""
-    file.write(bytes(padding_to(_ALIGNMENT, file.tell())))
-
-
-def write_gguf(
-    path: Path, shape: Shape, tokenizer: dict[str, Any], seed: int, four_bits: bool
-) -> None:
-    """Write a GGUF file (version 3) with random weights.
-
-    Matrices have 4 bits (Q4_0) or 16, and norms are ones of 32 bits. As in `write_hf`, the matrices
-    repeat a number of random blocks cyclically. `tokenizer` is the content of tokenizer.json.
-    """
-    random = np.random.default_rng(seed)
-    matrix_format = MATRICES_Q4_0 if four_bits else MATRICES_F16
-    blocks_by_spread = {
-        spread: _random_blocks(random, spread, matrix_format)
-        for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD)
-    }
-    metadata = _gguf_metadata(shape, tokenizer, four_bits)
-
-    tensors = list(list_tensors(shape))
-    with path.open("wb") as file:
-        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
-        for key, value_type, value in metadata:
-            file.write(_encode_text(key) + _encode_value(value_type, value))
-
-        file.write(_encode_tensor_infos(tensors, matrix_format))
-        _align(file)
-
-        for tensor in tensors:
-            if tensor.is_vector:
-                np.ones(tensor.rows, np.float32).tofile(file)
-            else:
-                blocks = blocks_by_spread[tensor.spread]
-                block_count = tensor.value_count // matrix_format.values_per_block
-                _write_cyclic(file, blocks, block_count, int(random.integers(len(blocks))))
-            _align(file)
+# -- the model and the script ----------------------------------------------------------------------
 
 
 def write_model(
-    folder: Path,
-    shape: Shape,
+    model_dir: Path,
+    shape: ModelShape,
     weight_formats: frozenset[str],
+    matrix_format: MatrixFormat,
     seed: int = 0,
-    four_bits: bool = False,
 ) -> None:
-    """Write the folder of a model: its tokenizer, its configuration, and random weights.
+    """Write the files of a model: its tokenizer, its configuration and random weights.
 
-    A tokenizer that exists already is kept, because training one of 32,000 words takes a minute.
+    An existing tokenizer is kept, because training one with 32,000 tokens takes a minute.
 
     Args:
-        folder: Where the files go.
+        model_dir: The directory of the files. It is created if it does not exist.
         shape: The dimensions of the model.
-        weight_formats: The formats of weights to write, "hf" and "gguf". Others write none.
-        seed: Draws the weights.
-        four_bits: The matrices of the GGUF file have 4 bits instead of 16.
+        weight_formats: The formats in which weights are written, of "hf" and "gguf". No weights
+            are written for another format, such as "config".
+        matrix_format: How the GGUF file stores matrices.
+        seed: The seed of the random weights.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer_path = folder / "tokenizer.json"
-    if tokenizer_path.exists():
-        tokenizer = json.loads(tokenizer_path.read_bytes())
-    else:
-        tokenizer = train_tokenizer(folder, shape.vocabulary)
+    model_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer_path = model_dir / "tokenizer.json"
+    if not tokenizer_path.exists():
+        write_tokenizer(model_dir, shape.vocabulary_size)
 
-    (folder / "config.json").write_text(json.dumps(model_config(shape), indent=2))
-    (folder / "generation_config.json").write_text(
-        json.dumps({"bos_token_id": 1, "eos_token_id": 2})
-    )
+    config = build_model_config(shape)
+    generation_config = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID}
+    (model_dir / "config.json").write_text(json.dumps(config, indent=2))
+    (model_dir / "generation_config.json").write_text(json.dumps(generation_config))
 
     if "hf" in weight_formats:
-        write_hf(folder, shape, seed)
+        write_safetensors(model_dir / "model.safetensors", shape, seed)
 
     if "gguf" in weight_formats:
-        write_gguf(folder / "model.gguf", shape, tokenizer, seed, four_bits)
+        tokenizer = json.loads(tokenizer_path.read_bytes())
+        write_gguf(model_dir / "model.gguf", shape, tokenizer, matrix_format, seed)
+
+
+def choose_matrix_format(shape_name: str) -> MatrixFormat:
+    """Return how a GGUF file of this shape stores matrices: with 16 bits if it is tiny, else 4."""
+    return F16_MATRICES if shape_name == "tiny" else Q4_0_MATRICES
 
 
 def main() -> None:
-    """Write a model and print its size."""
+    """Write a model and print its number of parameters and its files."""
+    args = parse_command_line()
+    shape = SHAPES[args.shape]
+    if args.context:
+        shape = replace(shape, context_tokens=args.context)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        model_dir = args.out or Path(scratch)
+        weight_formats = frozenset(args.form or ("hf", "gguf"))
+        write_model(model_dir, shape, weight_formats, choose_matrix_format(args.shape))
+        file_sizes = [
+            f"{file.name} {file.stat().st_size:,} bytes" for file in sorted(model_dir.iterdir())
+        ]
+
+    print(f"{args.shape}: {count_parameters(shape):,} parameters; {', '.join(file_sizes)}")
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", nargs="?", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--form", action="append", choices=("hf", "gguf", "config"))
-    parser.add_argument("--context", type=int, help="tokens; of the shape without it")
-    parser.add_argument("--smoke", action="store_true", help="a tiny one into a scratch folder")
+    parser.add_argument("out", nargs="?", type=Path, help="the folder of the model")
+    parser.add_argument("--shape", choices=SHAPES, default="tiny", help="dimensions of the model")
+    parser.add_argument(
+        "--form",
+        action="append",
+        choices=("hf", "gguf", "config"),
+        help="format of the weights; repeatable; by default hf and gguf",
+    )
+    parser.add_argument(
+        "--context", type=int, help="longest context in tokens, in place of that of the shape"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="write a tiny model into a temporary folder"
+    )
 
     args = parser.parse_args()
     if args.out is None and not args.smoke:
         parser.error("OUT is missing: the folder of the model")
-
-    shape = SHAPES[args.shape]
-    shape = shape._replace(context=args.context or shape.context)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = args.out or Path(scratch)
-        forms = frozenset(args.form or ("hf", "gguf"))
-        write_model(folder, shape, forms, four_bits=args.shape != "tiny")
-        files = ", ".join(
-            f"{file.name} {file.stat().st_size:,} bytes" for file in sorted(folder.iterdir())
-        )
-
-    print(f"{args.shape}: {count_parameters(shape):,} parameters; {files}")
+    return args
 
 
 if __name__ == "__main__":
