@@ -3,13 +3,13 @@
     python benchmarks/starved.py [--every 5] [--verbose]
     python benchmarks/starved.py --alone --family --servers 5   # 180 runs
 
-There are 60 ways to take the core from the client (12 of them with --every 5): it is stopped and
-continued (SIGSTOP) in duty cycles, shares its core with busy processes, has a lower priority, or
-is left alone; tokens are 5 or 20 ms apart. With --alone, only the ways that stop it are used. With
---family, each way runs on a server drawn from a seed (drawn.py), with --servers on so many of them.
-For each metric (TTFT, ITL, TPOT, largest gap) the mean, the p50 and the highest supported quantile
-are compared with what the endpoint sent: TTFT since the arrival of the request, gaps and TPOT from
-its sends. A run takes about 8 s.
+There are 60 cases (12 of them with --every 5): the client is stopped and continued (SIGSTOP,
+SIGCONT) periodically, shares its core with busy processes, has a lower priority, or is left
+undisturbed; tokens are 5 or 20 ms apart. With --alone, only the cases that stop it, and the
+undisturbed ones, are used. With --family, each case runs on a server drawn from a seed (drawn.py),
+with --servers on so many of them. For each metric (TTFT, ITL, TPOT, max ITL) the mean, the p50 and
+the highest supported quantile are compared with what the endpoint sent: TTFT since the arrival of
+the request, ITL and TPOT from its sends. A run takes about 8 s.
 
 - *false VALID*: a printed statistic is wrong by more than twice the limit of its metric, as a
   fraction of its true value, and by more than 0.5 ms, which is the possible error of the endpoint's
@@ -31,7 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,56 +45,67 @@ from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
+from loadgen.core.results.record import STATUS
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.intervals import wilson_interval
 from loadgen.core.stats.quantiles import Distribution, deciding_quantile, distribution_of
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
-MAX_FALSE_VALID, MAX_FALSE_INVALID = 1 / 60, 3 / 60
-LOG_UNCERTAINTY_MS = 0.5
-RATE, TTFT_MS = 40.0, 100
-DEFAULTS = ValidityLimits()
-METRIC_LIMITS = {
-    "ttft": DEFAULTS.stamp_error_share,
-    "itl": DEFAULTS.event_error_share,
-    "tpot": DEFAULTS.tpot_error_share,
-    "max_gap": DEFAULTS.event_error_share,
+MAX_FALSE_VALID_FRACTION = 1 / 60
+MAX_FALSE_INVALID_FRACTION = 3 / 60
+LOG_UNCERTAINTY_MS = 0.5  # the possible error of the endpoint's log on a shared machine
+REQUEST_RATE_PER_S = 40.0
+MEAN_TTFT_MS = 100
+
+# The error that loadgen allows for each metric, as a fraction of the true value
+DEFAULT_LIMITS = ValidityLimits()
+MAX_ERROR_FRACTIONS = {
+    "ttft": DEFAULT_LIMITS.stamp_error_share,
+    "itl": DEFAULT_LIMITS.event_error_share,
+    "tpot": DEFAULT_LIMITS.tpot_error_share,
+    "max_gap": DEFAULT_LIMITS.event_error_share,
 }
-BUSY_LOOP = "while True: pass"
 
 
-class Starvation(NamedTuple):
-    """One way to starve the client of CPU time.
+class StarvationCase(NamedTuple):
+    """One way to starve the client of CPU time, and the time between the tokens that it receives.
 
-    The client is stopped for `stop_ms` of every `every_ms`, shares its core with `hogs` busy
-    processes, or runs with niceness `nice`.
+    The client is stopped for `stop_ms` of every `stop_period_ms`, shares its core with busy
+    processes, or has a lower priority (a higher nice value). Several of these can be combined.
     """
 
     itl_ms: int
     stop_ms: float = 0
-    every_ms: float = 0
-    hogs: int = 0
-    hog_nice: int = 0
-    nice: int = 0
+    stop_period_ms: float = 0
+    busy_processes: int = 0
+    busy_nice: int = 0
+    client_nice: int = 0
 
-    def __str__(self) -> str:
-        parts = [f"gaps {self.itl_ms} ms"]
+    def describe(self) -> str:
+        """Return the case as text, for example "ITL 5 ms, client stopped 1 of 20 ms"."""
+        parts = [f"ITL {self.itl_ms} ms"]
         if self.stop_ms:
-            parts.append(f"stopped {self.stop_ms:g} of {self.every_ms:g} ms")
+            parts.append(f"client stopped {self.stop_ms:g} of {self.stop_period_ms:g} ms")
+        if self.busy_processes:
+            parts.append(f"busy processes: {self.busy_processes} (nice {self.busy_nice})")
+        if self.client_nice:
+            parts.append(f"client with nice {self.client_nice}")
 
-        if self.hogs:
-            parts.append(
-                f"{self.hogs} busy beside it"
-                + (f" (nice {self.hog_nice})" if self.hog_nice else "")
-            )
+        if len(parts) == 1:
+            parts.append("undisturbed")
+        return ", ".join(parts)
 
-        if self.nice:
-            parts.append(f"nice {self.nice}")
+    def is_without_effect(self) -> bool:
+        """Return whether the case cannot affect the client because it has real-time priority.
 
-        return ", ".join(parts) if len(parts) > 1 else f"{parts[0]}, left alone"
+        A process with real-time priority (option `--alone`) always runs before busy processes, and
+        its nice value does not count.
+        """
+        shares_core = self.busy_processes > 0 or self.client_nice > 0
+        return rig.RealtimePriority.is_enabled and shares_core
 
 
-STOPS = (
+STOPS_MS = (  # how long the client is stopped, and in which period
     (100, 300),
     (1, 20),
     (2, 50),
@@ -109,217 +121,276 @@ STOPS = (
     (200, 600),
     (300, 2000),
 )
-SHARED_CORE = (
-    {"hogs": 1},
-    {"hogs": 1, "hog_nice": 5},
-    {"hogs": 1, "hog_nice": 19},
-    {"hogs": 2},
-    {"hogs": 3},
-    {"hogs": 4},
-    {"hogs": 1, "nice": 5},
-    {"hogs": 1, "nice": 19},
-    {"hogs": 2, "nice": 10},
-    {"nice": 19},
-    {"hogs": 1, "stop_ms": 20, "every_ms": 200},
-    {"hogs": 1, "hog_nice": 10, "stop_ms": 5, "every_ms": 100},
+SHARED_CORES = (
+    {"busy_processes": 1},
+    {"busy_processes": 1, "busy_nice": 5},
+    {"busy_processes": 1, "busy_nice": 19},
+    {"busy_processes": 2},
+    {"busy_processes": 3},
+    {"busy_processes": 4},
+    {"busy_processes": 1, "client_nice": 5},
+    {"busy_processes": 1, "client_nice": 19},
+    {"busy_processes": 2, "client_nice": 10},
+    {"client_nice": 19},
+    {"busy_processes": 1, "stop_ms": 20, "stop_period_ms": 200},
+    {"busy_processes": 1, "busy_nice": 10, "stop_ms": 5, "stop_period_ms": 100},
 )
 UNDISTURBED_RUNS = 4
 
 
-def list_starvations(every: int) -> list[Starvation]:
-    """Return every nth way to starve a client."""
-    starvations = [
-        starvation
-        for itl_ms in (5, 20)
-        for starvation in (
-            *(Starvation(itl_ms, stop_ms, every_ms) for stop_ms, every_ms in STOPS),
-            *(Starvation(itl_ms=itl_ms, **shared) for shared in SHARED_CORE),
-            *([Starvation(itl_ms)] * UNDISTURBED_RUNS),
-        )
-    ]
-    return starvations[::every]
+def list_cases(step: int) -> list[StarvationCase]:
+    """Return every `step`-th case: the client is stopped, shares its core, or is undisturbed.
+
+    The cases come in the same order for each of the two times between tokens.
+    """
+    cases: list[StarvationCase] = []
+    for itl_ms in (5, 20):
+        cases += [StarvationCase(itl_ms, stop_ms, period_ms) for stop_ms, period_ms in STOPS_MS]
+        cases += [StarvationCase(itl_ms=itl_ms, **shared_core) for shared_core in SHARED_CORES]
+        cases += [StarvationCase(itl_ms)] * UNDISTURBED_RUNS
+
+    return cases[::step]
 
 
 def start_on_client_core(command: list[str], nice: int) -> subprocess.Popen[str]:
-    """Start a process on the client's core with a niceness."""
-    core = ",".join(map(str, sorted(rig.assign_cores().client)))
+    """Start a process on the client's core with a nice value; its output can be read."""
+    client_cores = rig.assign_cores().client
+    core_list = ",".join(str(core) for core in sorted(client_cores))
     return subprocess.Popen(
-        ["taskset", "-c", core, "nice", "-n", str(nice), *command],
+        ["taskset", "-c", core_list, "nice", "-n", str(nice), *command],
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def starve_client(client: subprocess.Popen[str], starvation: Starvation, seconds: float) -> None:
-    """Starve the client until it ends, or for `seconds` and a little more; then let it run freely.
-
-    The client is stopped and continued, shares its core with busy processes, or both.
-    """
-    os.setpriority(os.PRIO_PROCESS, client.pid, starvation.nice)
-    client_cores = rig.assign_cores().client
-    if rig.RealtimePriority.is_enabled:
-        rig.pin_process(client.pid, client_cores)
-
-    busy_processes = [
-        start_on_client_core([sys.executable, "-c", BUSY_LOOP], starvation.hog_nice)
-        for _ in range(starvation.hogs)
-    ]
-    end_s = time.monotonic() + seconds + 2
+@contextmanager
+def keep_client_core_busy(process_count: int, nice: int) -> Iterator[None]:
+    """Run endless loops on the client's core inside the `with` block."""
+    endless_loop = [sys.executable, "-c", "while True: pass"]
+    processes = [start_on_client_core(endless_loop, nice) for _ in range(process_count)]
     try:
-        while client.poll() is None and time.monotonic() < end_s:
-            if starvation.stop_ms:
-                stop_for_a_while(client, starvation)
-            else:
-                time.sleep(0.1)
+        yield
     finally:
-        for process in busy_processes:
+        for process in processes:
             process.kill()
             process.wait()
+
+
+def starve_client(client: subprocess.Popen[str], case: StarvationCase, load_s: float) -> None:
+    """Starve the client until it ends or its load of `load_s` seconds is over.
+
+    Afterwards a client that is still running is continued with its usual priority, so that it can
+    write its results.
+    """
+    os.setpriority(os.PRIO_PROCESS, client.pid, case.client_nice)
+    if rig.RealtimePriority.is_enabled:
+        rig.pin_process(client.pid, rig.assign_cores().client)
+
+    end_s = time.monotonic() + load_s + 2  # the last responses take up to 2 s
+    try:
+        with keep_client_core_busy(case.busy_processes, case.busy_nice):
+            while client.poll() is None and time.monotonic() < end_s:
+                if case.stop_ms:
+                    stop_for_one_period(client, case)
+                else:
+                    time.sleep(0.1)
+    finally:
         if client.poll() is None:
             client.send_signal(signal.SIGCONT)
             os.setpriority(os.PRIO_PROCESS, client.pid, 0)
 
 
-def run_starved_load(
-    url: str, folder: str, starvation: Starvation, seconds: float
-) -> dict[str, Any]:
-    """Run one load that is starved while it is sent, and return its result."""
-    tokens = 100 if starvation.itl_ms < 10 else 40
-    arguments = {
-        "url": url,
-        "folder": folder,
-        "requests": {"input_tokens": 20, "output_tokens": tokens},
-        "request_rate": RATE,
-        "duration": seconds,
-        "seed": "1",
-        "warmup": "0",
-    }
-    command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(arguments)]
+def stop_for_one_period(client: subprocess.Popen[str], case: StarvationCase) -> None:
+    """Stop the client for `stop_ms`, then let it run for the rest of `stop_period_ms`."""
+    client.send_signal(signal.SIGSTOP)
+    time.sleep(case.stop_ms / 1e3)
+    client.send_signal(signal.SIGCONT)
+    time.sleep((case.stop_period_ms - case.stop_ms) / 1e3)
 
-    record_log = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
-    with start_on_client_core(command, 0) as client:
+
+class LoadStart(NamedTuple):
+    """The id of a run, and when its load started on the monotonic clock."""
+
+    run_id: str
+    start_ns: int
+
+
+def run_starved_load(url: str, run_dir: Path, case: StarvationCase, load_s: float) -> LoadStart:
+    """Run a load in a client process and starve the client while requests are sent.
+
+    The files of the run are written to `run_dir`. Raises SystemExit if the client fails.
+    """
+    # The client creates this file when the load is about to begin.
+    record_log = run_dir / "spool" / "w0.rows"
+
+    command = client_command(url, run_dir, case.itl_ms, load_s)
+    with start_on_client_core(command, nice=0) as client:
         try:
             while not record_log.exists() and client.poll() is None:
                 time.sleep(0.01)
-            starve_client(client, starvation, seconds)
-            output = client.communicate(timeout=120)[0]
+            starve_client(client, case, load_s)
+            output, _ = client.communicate(timeout=120)
         finally:
             client.kill()
 
     if client.returncode:
-        raise SystemExit(f"{starvation}: the client ended with {client.returncode}")
+        raise SystemExit(f"{case.describe()}: the client ended with {client.returncode}")
+    result = json.loads(output.strip().splitlines()[-1])
+    return LoadStart(result["run_id"], result["start_ns"])
 
-    result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return result
+
+def client_command(url: str, run_dir: Path, itl_ms: int, load_s: float) -> list[str]:
+    """Return the command of a client process that runs one load and prints its result as JSON.
+
+    Responses take about 0.5 to 0.8 s, whatever the time between tokens.
+    """
+    output_tokens = 100 if itl_ms < 10 else 40
+    load: dict[str, Any] = {
+        "url": url,
+        "folder": str(run_dir),
+        "requests": {"input_tokens": 20, "output_tokens": output_tokens},
+        "request_rate": REQUEST_RATE_PER_S,
+        "duration": load_s,
+        "seed": "1",
+        "warmup": "0",
+    }
+    return [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(load)]
 
 
-class RequestTimes(NamedTuple):
-    """What the endpoint sent for one request, in ns: TTFT since its arrival, TPOT, largest gap."""
+class SentTimes(NamedTuple):
+    """The true metrics of one request, from the times at which the endpoint sent its response."""
 
-    ttft_ns: int
+    ttft_ns: int  # since the arrival of the request
     tpot_ns: int
     max_gap_ns: int
 
 
-class SentEvents(NamedTuple):
+class SentResponses(NamedTuple):
     """What the endpoint sent in one run, by its own log.
 
-    `by_slot` has the times of each request by its slot, which is its number in the schedule. `gaps`
-    holds the ns between two sends of a response, of all responses together.
+    `times_by_slot` has the metrics of each request by its slot, which is its number in the
+    schedule. `gaps_ns` has the times between two sends of a response, of all responses together.
     """
 
-    by_slot: dict[int, RequestTimes]
-    gaps: NDArray[np.int64]
+    times_by_slot: dict[int, SentTimes]
+    gaps_ns: NDArray[np.int64]
 
 
-def read_sent_events(log: SentRequests, run_id: str, start_ns: int) -> SentEvents:
+def read_sent_responses(log: SentRequests, load_start: LoadStart) -> SentResponses:
     """Return what the endpoint sent in one run, from its log.
 
-    Left out are requests of other runs, those that arrived before the load started at `start_ns`
-    (such as the first request to a target), and responses with fewer than two sends, which have no
-    gap. The id of a request is "RUN_ID-SLOT".
+    Left out are requests of other runs, requests that arrived before the load started (such as the
+    first request to a target), and responses with fewer than two sends, which have no gap.
     """
-    sends_by_request: dict[int, list[int]] = {}
-    for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
-        sends_by_request.setdefault(number, []).append(sent_ns)
+    id_prefix = f"{load_start.run_id}-"  # the id of a request is "RUN_ID-SLOT"
+    send_times = group_send_times(log)
 
-    by_slot = {}
-    all_gaps = []
+    times_by_slot = {}
+    gaps_of_responses = []
     for request in log.requests:
-        sends = sends_by_request.get(request.number, [])
-        is_of_run = request.id.startswith(f"{run_id}-")
-        is_before_load = request.arrival_ns < start_ns
-        if not is_of_run or is_before_load or len(sends) < 2:
+        sent_ns = send_times.get(request.number, [])
+        is_of_this_load = (
+            request.id.startswith(id_prefix) and request.arrival_ns >= load_start.start_ns
+        )
+        if not is_of_this_load or len(sent_ns) < 2:
             continue
 
-        gaps = np.diff(sends)
-        all_gaps.append(gaps)
-        slot = int(request.id.removeprefix(f"{run_id}-"))
-        by_slot[slot] = RequestTimes(
-            ttft_ns=sends[0] - request.arrival_ns,
-            tpot_ns=(sends[-1] - sends[0]) // len(gaps),
-            max_gap_ns=int(gaps.max()),
+        gaps_ns = np.diff(sent_ns)
+        gaps_of_responses.append(gaps_ns)
+        slot = int(request.id.removeprefix(id_prefix))
+        times_by_slot[slot] = SentTimes(
+            ttft_ns=sent_ns[0] - request.arrival_ns,
+            tpot_ns=(sent_ns[-1] - sent_ns[0]) // len(gaps_ns),
+            max_gap_ns=int(gaps_ns.max()),
         )
 
-    return SentEvents(by_slot, np.concatenate(all_gaps))
+    return SentResponses(times_by_slot, np.concatenate(gaps_of_responses))
 
 
-class Outcome(NamedTuple):
-    """One metric of one run: printed, or refused by its own validity check.
+def group_send_times(log: SentRequests) -> dict[int, list[int]]:
+    """Return the times at which the endpoint sent something, in ns, by the request's number."""
+    send_times: dict[int, list[int]] = {}
+    for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
+        send_times.setdefault(number, []).append(sent_ns)
+    return send_times
 
-    Neither means that the run is INVALID for another reason. The largest error is given in ms and
+
+class MetricOutcome(NamedTuple):
+    """What loadgen did with one metric of one run, and how wrong its values were.
+
+    A metric is printed, or it is refused by its own validity check. It is neither if the run is
+    INVALID for another reason. The error is the largest one of the compared statistics, in ms and
     as a fraction of the true value.
     """
 
-    printed: bool
-    refused: bool
+    is_printed: bool
+    is_refused: bool
     error_ms: float
     error_fraction: float
 
-    def is_false_valid(self, limit: float) -> bool:
-        """Return whether a wrong value was printed."""
-        return (
-            self.printed and self.error_fraction > 2 * limit and self.error_ms > LOG_UNCERTAINTY_MS
-        )
+    def is_false_valid(self, max_error_fraction: float) -> bool:
+        """Return whether a value was printed that is wrong by more than twice the allowed error.
 
-    def is_false_invalid(self, limit: float) -> bool:
-        """Return whether a right value was refused."""
-        return self.refused and self.error_fraction <= limit / 2
+        An error that the log of the endpoint could have itself does not count.
+        """
+        is_wrong = self.error_fraction > 2 * max_error_fraction
+        return self.is_printed and is_wrong and self.error_ms > LOG_UNCERTAINTY_MS
+
+    def is_false_invalid(self, max_error_fraction: float) -> bool:
+        """Return whether values were refused that are right within half the allowed error."""
+        return self.is_refused and self.error_fraction <= max_error_fraction / 2
+
+    def describe(self, max_error_fraction: float) -> str:
+        """Return the outcome as text, for example "printed, off by 1.3% FALSE VALID"."""
+        if self.is_printed:
+            state = "printed"
+        elif self.is_refused:
+            state = "refused"
+        else:
+            state = "not judged"
+
+        text = f"{state}, off by {self.error_fraction:.1%}"
+        if self.is_false_valid(max_error_fraction):
+            text += " FALSE VALID"
+        if self.is_false_invalid(max_error_fraction):
+            text += " FALSE INVALID"
+        return text
 
 
-def usual_latencies(starvation: Starvation) -> dict[str, str]:
-    """Return the latencies of the server that every starvation meets."""
-    return {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{starvation.itl_ms}ms"}
+def create_usual_server(itl_ms: int) -> dict[str, str]:
+    """Return the latency options of an endpoint with a nearly constant speed."""
+    return {"ttft": f"normal:{MEAN_TTFT_MS}ms,{MEAN_TTFT_MS / 10}ms", "itl": f"{itl_ms}ms"}
 
 
-def drawn_latencies(starvation: Starvation, seed: int) -> dict[str, str]:
+def create_drawn_server(itl_ms: int, seed: int) -> dict[str, str]:
     """Return the latency options of an endpoint that behaves like a server drawn from a seed.
 
-    A run takes some seconds, so a server whose speed changes over minutes has one level, that of a
-    random time within ten minutes. A server with a tail keeps its distribution, and of one with
-    replicas a fraction of the requests meets the slow replica.
+    A run takes only some seconds. So a server whose speed changes within minutes has a constant
+    speed here, that of a random second of its first ten minutes.
     """
-    member = drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)]
-    server = drawn.draw_server(member, seed)
-    if server.member == "tails":
+    kind = drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)]
+    server = drawn.draw_server(kind, seed)
+
+    if isinstance(server, drawn.TailServer):
         return {
-            "ttft": f"lognormal:{TTFT_MS}ms,{server.size:.2f}",
-            "itl": f"lognormal:{starvation.itl_ms}ms,{server.size:.2f}",
+            "ttft": f"lognormal:{MEAN_TTFT_MS}ms,{server.sigma:.2f}",
+            "itl": f"lognormal:{itl_ms}ms,{server.sigma:.2f}",
         }
 
-    if server.member == "replicas":
-        slow_fraction = 1 / server.parts
-        return usual_latencies(starvation) | {
-            "faults": f"slow_first_byte@{server.size * TTFT_MS:.0f}ms:{slow_fraction:.2f}"
-        }
+    if isinstance(server, drawn.SlowReplicaServer):
+        # Requests that meet the slow replica wait longer for their first token.
+        extra_ttft_ms = server.slowdown * MEAN_TTFT_MS
+        slow_fraction = 1 / server.replica_count
+        slow_requests = f"slow_first_byte@{extra_ttft_ms:.0f}ms:{slow_fraction:.2f}"
+        return create_usual_server(itl_ms) | {"faults": slow_requests}
 
     rng = np.random.default_rng([seed, 11])
-    levels_of_ten_minutes = drawn.draw_slowness(server, np.arange(0, 600.0), rng, long_run=False)
-    level = float(rng.choice(levels_of_ten_minutes))
-
+    seconds = np.arange(0, 600.0)
+    slowdown_factors = server.draw_run_factors(seconds, rng)
+    slowdown_factor = float(rng.choice(slowdown_factors))
     return {
-        "ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms",
-        "itl": f"{level * starvation.itl_ms:.3f}ms",
+        "ttft": f"normal:{slowdown_factor * MEAN_TTFT_MS:.1f}ms,{MEAN_TTFT_MS / 10}ms",
+        "itl": f"{slowdown_factor * itl_ms:.3f}ms",
     }
 
 
@@ -328,248 +399,239 @@ class StarvedRun(NamedTuple):
 
     stored: store.Stored
     summary: Summary
-    sent: SentEvents
+    sent: SentResponses
+
+
+def run_on_logged_endpoint(
+    case: StarvationCase, load_s: float, server_options: dict[str, str]
+) -> StarvedRun:
+    """Starve one run against an endpoint that logs each of its sends."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
+        run_dir = Path(scratch)
+        log_path = run_dir / "sends"
+        with rig.serve_endpoint(**server_options, log_events="all", log=str(log_path)) as server:
+            load_start = run_starved_load(server.url, run_dir, case, load_s)
+
+        sent = read_sent_responses(parse_log(log_path.read_bytes()), load_start)
+        stored = store.read_run(run_dir)
+        return StarvedRun(stored, summarize(*stored), sent)
 
 
 def measure_outcomes(
-    starvation: Starvation, seconds: float, latencies: dict[str, str]
-) -> dict[str, Outcome]:
+    case: StarvationCase, load_s: float, server_options: dict[str, str]
+) -> dict[str, MetricOutcome]:
     """Starve the client in one run, and compare each metric with what the endpoint sent."""
-    starved_run = run_on_logged_endpoint(starvation, seconds, latencies)
-    rows = select_compared_rows(starved_run)
-    true_distributions = find_true_distributions(starved_run.sent, rows)
+    run = run_on_logged_endpoint(case, load_s, server_options)
+    rows = select_compared_rows(run)
+    true_distributions = compute_true_distributions(run.sent, rows)
 
     outcomes = {}
     for metric, true_distribution in true_distributions.items():
-        assert true_distribution.p50, f"{starvation}: the endpoint sent nothing"
+        assert true_distribution.p50, f"{case.describe()}: the endpoint sent nothing"
         if metric == "itl":
-            measured = starved_run.stored.gaps[0].distribution()
+            measured = run.stored.gaps[0].distribution()
         else:
             measured = distribution_of(Columns(rows).measure(metric))
-        outcomes[metric] = judge_metric(metric, measured, true_distribution, starved_run.summary)
+        outcomes[metric] = judge_metric(metric, measured, true_distribution, run.summary)
 
     return outcomes
 
 
-def has_no_effect(starvation: Starvation) -> bool:
-    """Return whether a starvation cannot affect a client with real-time priority."""
-    return rig.RealtimePriority.is_enabled and bool(starvation.hogs or starvation.nice)
-
-
-def run_on_logged_endpoint(
-    starvation: Starvation, seconds: float, latencies: dict[str, str]
-) -> StarvedRun:
-    """Starve one run against an endpoint that logs each of its sends."""
-    with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
-        log_path = f"{scratch}/sends"
-        with rig.serve_endpoint(**latencies, log_events="all", log=log_path) as server:
-            result = run_starved_load(server.url, scratch, starvation, seconds)
-        log = parse_log(Path(log_path).read_bytes())
-        sent = read_sent_events(log, result["run_id"], result["start_ns"])
-        stored = store.read_run(Path(scratch))
-        return StarvedRun(stored, summarize(*stored), sent)
-
-
-def select_compared_rows(starved_run: StarvedRun) -> NDArray[np.void]:
-    """Return the records of the ok requests that the endpoint's log has too."""
-    rows = starved_run.stored.rows
-    is_ok = rows["status"] == 0
-    is_in_log = np.isin(rows["slot"], list(starved_run.sent.by_slot))
+def select_compared_rows(run: StarvedRun) -> NDArray[np.void]:
+    """Return the records of the successful requests that the endpoint's log has too."""
+    rows = run.stored.rows
+    is_ok = rows["status"] == STATUS["ok"]
+    is_in_log = np.isin(rows["slot"], list(run.sent.times_by_slot))
     compared_rows: NDArray[np.void] = rows[is_ok & is_in_log]
     return compared_rows
 
 
-def find_true_distributions(sent: SentEvents, rows: NDArray[np.void]) -> dict[str, Distribution]:
-    """Return the true distribution of each metric over these requests."""
-    times = [sent.by_slot[slot] for slot in rows["slot"].tolist()]
+def compute_true_distributions(
+    sent: SentResponses, rows: NDArray[np.void]
+) -> dict[str, Distribution]:
+    """Return the distribution of each metric by the endpoint's log, for the requests in `rows`.
+
+    That of the ITL has all responses of the log, because its gaps are not kept by request.
+    """
+    times = [sent.times_by_slot[slot] for slot in rows["slot"].tolist()]
+    ttft_ns = np.array([request.ttft_ns for request in times], np.int64)
+    tpot_ns = np.array([request.tpot_ns for request in times], np.int64)
+    max_gap_ns = np.array([request.max_gap_ns for request in times], np.int64)
     return {
-        "ttft": distribution_of(np.array([request.ttft_ns for request in times], np.int64)),
-        "itl": distribution_of(sent.gaps),
-        "tpot": distribution_of(np.array([request.tpot_ns for request in times], np.int64)),
-        "max_gap": distribution_of(np.array([request.max_gap_ns for request in times], np.int64)),
+        "ttft": distribution_of(ttft_ns),
+        "itl": distribution_of(sent.gaps_ns),
+        "tpot": distribution_of(tpot_ns),
+        "max_gap": distribution_of(max_gap_ns),
     }
+
+
+class StatisticError(NamedTuple):
+    """How far a measured statistic, such as the p50, is from its true value."""
+
+    error_ms: float
+    error_fraction: float  # of the true value
+
+
+def compare_statistic(name: str, measured: Distribution, true: Distribution) -> StatisticError:
+    """Return how far a statistic of the measured distribution is from that of the true one."""
+    true_ms: float = getattr(true, name)
+    error_ms = abs(getattr(measured, name) - true_ms)
+    return StatisticError(error_ms, error_ms / true_ms)
 
 
 def judge_metric(
-    metric: str, measured: Distribution, true_distribution: Distribution, summary: Summary
-) -> Outcome:
-    """Compare the statistics of one metric with the truth.
+    metric: str, measured: Distribution, true: Distribution, summary: Summary
+) -> MetricOutcome:
+    """Compare a metric with the truth, and return what the summary of the run did with it.
 
-    Compared are the mean, the p50 and the highest quantile that has enough samples. If the summary
-    prints some of them, the largest relative error of those counts, and of all three otherwise.
+    The mean, the p50 and the highest quantile that has enough samples are compared. The summary may
+    leave out some of them. Then only the others count; if it leaves out all, all three count.
     """
-    deciding_quantiles = deciding_quantile(measured)
-    highest = deciding_quantiles[0] if deciding_quantiles else "p50"
-    errors_ms = {
-        name: abs(getattr(measured, name) - getattr(true_distribution, name))
-        for name in ("mean", "p50", highest)
-    }
+    highest_quantile = deciding_quantile(measured)
+    names = ["mean", "p50"]
+    if highest_quantile is not None:
+        names.append(highest_quantile.name)
+
     reported = getattr(summary, f"{metric}_ms") or Distribution()
-    reported_names = [name for name in errors_ms if getattr(reported, name) is not None]
+    reported_names = [name for name in names if getattr(reported, name) is not None]
+    counted_names = reported_names or names
+    errors = [compare_statistic(name, measured, true) for name in counted_names]
+    largest_error = max(errors, key=lambda error: error.error_fraction)
 
-    def relative_error(name: str) -> float:
-        error_fraction: float = errors_ms[name] / getattr(true_distribution, name)
-        return error_fraction
-
-    worst_name = max(reported_names or errors_ms, key=relative_error)
+    # An INVALID run prints no metric at all. This is counted once, as a refusal of TTFT.
     is_valid = summary.verdict.valid
-
-    # An INVALID run refuses all metrics; that of TTFT alone counts as its refusal.
-    is_refused = not reported_names or (not is_valid and metric == "ttft")
-    return Outcome(
-        printed=is_valid and not is_refused,
-        refused=is_refused,
-        error_ms=errors_ms[worst_name],
-        error_fraction=relative_error(worst_name),
+    is_refused = not reported_names or (metric == "ttft" and not is_valid)
+    return MetricOutcome(
+        is_printed=is_valid and not is_refused,
+        is_refused=is_refused,
+        error_ms=largest_error.error_ms,
+        error_fraction=largest_error.error_fraction,
     )
 
 
-class MetricResult(NamedTuple):
-    """The result of one metric over all runs."""
+class MetricCounts(NamedTuple):
+    """How often one metric was printed in a series of runs, and how often that was wrong."""
 
     metric: str
-    ways: int  # the number of runs: each starves the client in another way
+    runs: int
     printed: int
     false_valid: int
     false_invalid: int
 
     @property
     def is_met(self) -> bool:
-        """Return whether both counts are within their limits.
+        """Whether both counts of false results are within their limits.
 
-        A short series may have one false answer of each kind.
+        A short series may have one false result of each kind.
         """
-        max_false_valid = max(1, MAX_FALSE_VALID * self.ways)
-        max_false_invalid = max(1, MAX_FALSE_INVALID * self.ways)
+        max_false_valid = max(1, MAX_FALSE_VALID_FRACTION * self.runs)
+        max_false_invalid = max(1, MAX_FALSE_INVALID_FRACTION * self.runs)
         return self.false_valid <= max_false_valid and self.false_invalid <= max_false_invalid
 
 
 def count_false_answers(
     every: int,
-    seconds: float = 4.0,
+    load_s: float = 4.0,
     *,
     verbose: bool = False,
     on_drawn_servers: bool = False,
     servers: int = 1,
-) -> list[MetricResult]:
-    """Starve the client in many runs, and count the false answers of each metric.
+) -> list[MetricCounts]:
+    """Starve the client in many runs, and count the false results of each metric.
 
     A run takes about 8 s.
 
     Args:
-        every: Only every nth way to starve the client is used.
-        seconds: Length of each load.
+        every: Use only every nth case.
+        load_s: Length of each load.
         verbose: Print a line for each run on stderr.
-        on_drawn_servers: Each run meets a server of its own, drawn from a seed.
-        servers: How often each way is repeated, which gives it so many drawn servers.
+        on_drawn_servers: Use an endpoint of its own for each run, drawn from a seed.
+        servers: How often each case is repeated, which gives it so many drawn servers.
     """
-    outcomes_of_runs: list[dict[str, Outcome]] = []
-    for seed, starvation in enumerate(list_starvations(every) * servers):
-        if has_no_effect(starvation):
+    outcomes_of_runs: list[dict[str, MetricOutcome]] = []
+    for seed, case in enumerate(list_cases(every) * servers):
+        if case.is_without_effect():
             continue
 
         if on_drawn_servers:
-            latencies = drawn_latencies(starvation, seed)
+            server_options = create_drawn_server(case.itl_ms, seed)
         else:
-            latencies = usual_latencies(starvation)
-
-        outcomes = measure_outcomes(starvation, seconds, latencies)
+            server_options = create_usual_server(case.itl_ms)
+        outcomes = measure_outcomes(case, load_s, server_options)
         outcomes_of_runs.append(outcomes)
 
         if verbose:
-            print(f"{starvation}: {describe_outcomes(outcomes)}", file=sys.stderr, flush=True)
+            text = f"{case.describe()}: {describe_outcomes(outcomes)}"
+            print(text, file=sys.stderr, flush=True)
 
     return [
-        summarize_metric(metric, [outcomes[metric] for outcomes in outcomes_of_runs])
-        for metric in METRIC_LIMITS
+        count_outcomes(metric, [outcomes[metric] for outcomes in outcomes_of_runs])
+        for metric in MAX_ERROR_FRACTIONS
     ]
 
 
-def summarize_metric(metric: str, outcomes: Sequence[Outcome]) -> MetricResult:
+def count_outcomes(metric: str, outcomes: Sequence[MetricOutcome]) -> MetricCounts:
     """Count the outcomes of one metric over all runs."""
-    limit = METRIC_LIMITS[metric]
-    return MetricResult(
+    max_error_fraction = MAX_ERROR_FRACTIONS[metric]
+    return MetricCounts(
         metric=metric,
-        ways=len(outcomes),
-        printed=sum(outcome.printed for outcome in outcomes),
-        false_valid=sum(outcome.is_false_valid(limit) for outcome in outcomes),
-        false_invalid=sum(outcome.is_false_invalid(limit) for outcome in outcomes),
+        runs=len(outcomes),
+        printed=sum(outcome.is_printed for outcome in outcomes),
+        false_valid=sum(outcome.is_false_valid(max_error_fraction) for outcome in outcomes),
+        false_invalid=sum(outcome.is_false_invalid(max_error_fraction) for outcome in outcomes),
     )
 
 
-def describe_outcomes(outcomes: dict[str, Outcome]) -> str:
+def describe_outcomes(outcomes: dict[str, MetricOutcome]) -> str:
     """Return the outcome of each metric of one run, in one line."""
     return "; ".join(
-        f"{metric} {describe_outcome(outcomes[metric], limit)}"
-        for metric, limit in METRIC_LIMITS.items()
+        f"{metric} {outcomes[metric].describe(max_error_fraction)}"
+        for metric, max_error_fraction in MAX_ERROR_FRACTIONS.items()
     )
 
 
-def format_count(count: int, ways: int) -> str:
-    """Return a count of false answers with the 95 % interval of their fraction."""
-    low, high = wilson_interval(count / ways, ways)
-    return f"{count} of {ways} ({low:.1%} to {high:.1%})"
-
-
-def describe_outcome(outcome: Outcome, limit: float) -> str:
-    """Return what was printed of one metric and its error: "printed, off 1.3% FALSE VALID"."""
-    if outcome.printed:
-        state = "printed"
-    elif outcome.refused:
-        state = "refused"
-    else:
-        state = "not judged"
-
-    text = f"{state}, off {outcome.error_fraction:.1%}"
-    if outcome.is_false_valid(limit):
-        text += " FALSE VALID"
-
-    if outcome.is_false_invalid(limit):
-        text += " FALSE INVALID"
-
-    return text
-
-
-def format_results(results: Sequence[MetricResult]) -> str:
-    """Return the results of all metrics as a Markdown table."""
-    lines = [
+def format_results(results: Sequence[MetricCounts]) -> str:
+    """Return the counts of all metrics as a Markdown table, with a row for each metric."""
+    columns = ["metric", "runs", "printed", "false VALID", "false INVALID", "limits"]
+    rows = [
         [
             result.metric,
-            str(result.ways),
+            str(result.runs),
             str(result.printed),
-            format_count(result.false_valid, result.ways),
-            format_count(result.false_invalid, result.ways),
+            format_count(result.false_valid, result.runs),
+            format_count(result.false_invalid, result.runs),
             "met" if result.is_met else "**missed**",
         ]
         for result in results
     ]
-    return rig.format_table(
-        ["family", "ways", "printed", "false VALID", "false INVALID", ""], lines
-    )
+    return rig.format_table(columns, rows)
 
 
-def stop_for_a_while(client: subprocess.Popen[str], starvation: Starvation) -> None:
-    """Stop the client for `stop_ms`, then let it run for the rest of `every_ms`."""
-    client.send_signal(signal.SIGSTOP)
-    time.sleep(starvation.stop_ms / 1e3)
-    client.send_signal(signal.SIGCONT)
-    time.sleep((starvation.every_ms - starvation.stop_ms) / 1e3)
+def format_count(count: int, run_count: int) -> str:
+    """Return a count with the 95 % interval of its fraction: "1 of 60 (0.3% to 8.9%)"."""
+    low, high = wilson_interval(count / run_count, run_count)
+    return f"{count} of {run_count} ({low:.1%} to {high:.1%})"
 
 
 def main() -> None:
-    """Print the counts of false answers by metric."""
+    """Print for each metric how often a wrong value was printed, or a right one refused."""
     parser = rig.create_parser(__doc__, offers_realtime_priority=True)
-    parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
-    parser.add_argument("--every", type=int, default=1, help="every nth way only")
+    parser.add_argument("--verbose", action="store_true", help="a line for each run, on stderr")
+    parser.add_argument("--every", type=int, default=1, help="every nth case only")
     parser.add_argument(
-        "--family", action="store_true", help="a server of its own for each way, drawn from a seed"
+        "--family", action="store_true", help="a server of its own for each run, drawn from a seed"
     )
-    parser.add_argument("--servers", type=int, default=1, help="that each way meets, with --family")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument(
+        "--servers", type=int, default=1, help="how many servers each case meets, with --family"
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     args = rig.parse_arguments(parser, every=60, seconds=1.0)
-    servers = f" on {args.servers} servers each" if args.servers > 1 else ""
-    run_count = sum(not has_no_effect(starvation) for starvation in list_starvations(args.every))
-    print(f"{run_count} ways{servers}, {args.seconds:g} s at {RATE:g} requests/s each.\n")
+
+    case_count = sum(not case.is_without_effect() for case in list_cases(args.every))
+    servers_text = f" on {args.servers} servers each" if args.servers > 1 else ""
+    load_text = f"{args.seconds:g} s at {REQUEST_RATE_PER_S:g} requests/s each"
+    print(f"{case_count} cases{servers_text}, {load_text}.\n")
+
     results = count_false_answers(
         args.every,
         args.seconds,

@@ -239,8 +239,7 @@ def _warm_up(due_s: Factors, size: float, *, long_run: bool) -> Factors:
 def _draw_slow_replica(due_s: Factors, rng: np.random.Generator) -> Factors:
     """Return 1.8 for requests of one of four replicas while the load is high, else 1."""
     is_load_high = drawn.draw_wandering_load(due_s, 90.0, rng) > 0.5
-    server = drawn.DrawnServer("replicas", stay_s=90.0, size=0.8, parts=4, share=0.31)
-    return drawn.slow_replica_factors(is_load_high, server, rng)
+    return drawn.slow_replica_factors(is_load_high, replica_count=4, slowdown=0.8, rng=rng)
 
 
 def draw_slowness_of_kind(
