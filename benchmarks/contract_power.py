@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -133,13 +133,12 @@ def simulate_long_engine_run(requests_per_s: float, seed: int) -> Columns:
     return simulate_engine_run(long_load, seed, LONG_RUN_WARMUP).columns()
 
 
-def find_true_quantiles(long_runs: Iterable[Columns]) -> TrueQuantiles:
-    """Return each quantile of the requests of all long runs together, in ns."""
-    columns_of_runs = list(long_runs)
+def find_true_quantiles(long_runs: Sequence[Columns]) -> TrueQuantiles:
+    """Return each quantile in LIMITED_QUANTILES of the requests of all runs together, in ns."""
     metrics = {quantile.metric for quantile in LIMITED_QUANTILES}
     sorted_values = {}
     for metric in metrics:
-        values_of_runs = [collect_values(columns, metric) for columns in columns_of_runs]
+        values_of_runs = [collect_values(columns, metric) for columns in long_runs]
         sorted_values[metric] = np.sort(np.concatenate(values_of_runs))
 
     true_quantiles = {}
@@ -286,7 +285,8 @@ def list_cases(long_run_requests: int) -> list[PowerCase]:
 
 def validate_case(case: PowerCase, seeds: range) -> WrongVerdicts:
     """Validate one run per seed, print the verdicts, and return how many of them are wrong."""
-    truth = find_true_quantiles(case.simulate_long_run(seed) for seed in LONG_RUN_SEEDS)
+    long_runs = [case.simulate_long_run(seed) for seed in LONG_RUN_SEEDS]
+    truth = find_true_quantiles(long_runs)
     counts = count_verdicts(truth, (case.simulate_run(seed) for seed in seeds))
     print_table(case.title, truth, counts)
     return count_wrong_verdicts(counts)

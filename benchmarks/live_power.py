@@ -41,6 +41,8 @@ from loadgen.compare.alternating_blocks import (
 from loadgen.compare.significance import holm_levels, p_value, subtract
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 
+RNG_STREAM = 31  # keeps random numbers apart from those that drawn.py draws with the same seed
+
 RATE_PER_S = 20.0
 # The part of each run that is not measured: until the load is steady, and until the last response
 OVERHEAD_S = 3.0
@@ -99,7 +101,7 @@ def measure_runs(host: Host, starts_s: FloatArray, length_s: float) -> LogMetric
         starts_s: When the measured part of each run begins, in ascending order.
         length_s: How long the measured part lasts.
     """
-    rng = np.random.default_rng([host.seed, 31])
+    rng = np.random.default_rng([host.seed, RNG_STREAM])
     requests_per_run = int(RATE_PER_S * length_s)
     shape = (len(starts_s), requests_per_run)
     send_times_in_run_s = np.sort(rng.uniform(0, length_s, shape), axis=1)
@@ -209,7 +211,10 @@ def judge_estimates(
 
 
 def compare_live(host: Host, plan: LivePlan, log_change: float) -> ComparisonOutcome:
-    """Return what a live comparison says on a host, with B equal to A and with B slower."""
+    """Return what a live comparison says on a host, with B equal to A and with B slower.
+
+    `log_change` is how much slower B is, as a logarithm.
+    """
     block_numbers = np.arange(plan.groups * BLOCKS_PER_GROUP, dtype=np.float64)
     starts_s = block_numbers * (plan.block_s + OVERHEAD_S)
     log_metrics = measure_runs(host, starts_s, plan.block_s)
@@ -220,7 +225,11 @@ def compare_live(host: Host, plan: LivePlan, log_change: float) -> ComparisonOut
 
 
 def compare_series(host: Host, plan: SeriesPlan, log_change: float) -> ComparisonOutcome:
-    """Return what two series of runs say on a host, with B equal to A and with B slower."""
+    """Return what two series of runs say on a host, with B equal to A and with B slower.
+
+    The time of the comparison is divided equally among the runs, one after the other without
+    pauses. `log_change` is how much slower B is, as a logarithm.
+    """
     run_count = 2 * plan.runs_per_side
     time_of_run_s = plan.time_s / run_count
     starts_s = np.arange(run_count, dtype=np.float64) * time_of_run_s

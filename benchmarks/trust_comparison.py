@@ -120,6 +120,7 @@ def compare_pairs(kind: str, pair_count: int) -> ComparisonCounts:
     counts = ComparisonCounts()
     for pair in range(pair_count):
         server = create_server(kind, server_seed=pair + 1)
+        # No two runs have the same seed: a pair takes the next seeds for its runs.
         first_seed = 1 + 2 * RUNS_PER_SIDE * pair
         before_seeds = range(first_seed, first_seed + RUNS_PER_SIDE)
         after_seeds = range(first_seed + RUNS_PER_SIDE, first_seed + 2 * RUNS_PER_SIDE)

@@ -23,6 +23,10 @@ from loadgen.core.metrics import growth, shortfall
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.stats import trend
 
+# They keep random numbers apart from those that other parts draw with the same seed.
+RACK_RNG_STREAM = 11
+SHORT_LOAD_RNG_STREAM = 13
+
 REPLICAS = 72  # those of a rack
 # The test for growth looks at two series of each replica: its TTFT and its requests in flight.
 SERIES_PER_RACK = 2 * REPLICAS
@@ -51,7 +55,8 @@ def simulate_wandering_rack(
     process with the standard deviation WANDERING_SIGMA. The values of a series are means over
     growth.BLOCKS equal blocks of a load of `length_s`.
     """
-    steps_per_block = max(4, round(length_s / growth.BLOCKS / 2))
+    block_s = length_s / growth.BLOCKS
+    steps_per_block = max(4, round(block_s / 2))  # steps of about 2 s, but at least 4 of them
     steps = growth.BLOCKS * steps_per_block
     step_s = length_s / steps
     correlation = math.exp(-step_s / time_constant_s)
@@ -80,7 +85,7 @@ def simulate_drawn_rack(kind: str, rack_number: int, length_s: float) -> list[Fl
     for series_number in range(SERIES_PER_RACK):
         server_seed = rack_number * SERIES_PER_RACK + series_number
         server = drawn.draw_server(kind, server_seed)
-        rng = np.random.default_rng([server_seed, 11])
+        rng = np.random.default_rng([server_seed, RACK_RNG_STREAM])
         factors = server.draw_run_factors(times_s, rng)
         values = factors * rng.lognormal(0, 0.05, len(times_s))
         second_half = values[len(values) // 2 :]
@@ -257,13 +262,14 @@ def simulate_short_load(
     times that requests need are such that they use `used_fraction` of the slots on average. Above
     1, the server cannot keep up.
     """
-    rng = np.random.default_rng([seed, 13, round(length_s), round(100 * used_fraction)])
+    used_percent = round(100 * used_fraction)
+    rng = np.random.default_rng([seed, SHORT_LOAD_RNG_STREAM, round(length_s), used_percent])
     request_count = rng.poisson(SHORT_RATE_PER_S * length_s)
     arrivals_s = np.sort(rng.random(request_count)) * length_s
 
     server = drawn.draw_server(kind, seed)
     factors = server.draw_run_factors(arrivals_s, rng)
-    relative_times = factors * rng.lognormal(0, 0.5, request_count)
+    relative_times = factors * rng.lognormal(0, 0.5, request_count)  # responses of unlike lengths
     mean_service_time_s = used_fraction * SERVER_SLOTS / SHORT_RATE_PER_S
     service_times_s = relative_times / relative_times.mean() * mean_service_time_s
     slot_times = assign_slots(arrivals_s, service_times_s)

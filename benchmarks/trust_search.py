@@ -20,6 +20,10 @@ from loadgen.search.load_search import LoadSearch
 from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult
 from loadgen.search.search_settings import SearchSettings
 
+# They keep random numbers apart from those that other parts draw with the same seed.
+SEARCH_RNG_STREAM = 77
+TRUTH_RNG_STREAM = 5
+
 TRUE_CAPACITY_PER_S = 100.0
 TRIAL_S = 600.0
 MAX_TRIALS = 60  # more than a search makes
@@ -51,7 +55,7 @@ def draw_varying_capacities(kind: str, seed: int, rng: np.random.Generator) -> I
     times_s = np.arange(0, MAX_TRIALS * TRIAL_S, 1.0)
     factors = server.draw_run_factors(times_s, rng)
 
-    truth_rng = np.random.default_rng([seed, 5])
+    truth_rng = np.random.default_rng([seed, TRUTH_RNG_STREAM])
     long_run_factors = server.draw_long_run_factors(int(DRAWN_TRUTH_LENGTH_S), truth_rng)
     mean_capacity = float(np.mean(1 / long_run_factors))
 
@@ -72,7 +76,8 @@ def run_search(seed: int, create_capacities: CapacityModel) -> FinishedSearch:
     `create_capacities` says how the capacity differs from trial to trial. The seed draws these
     differences, the first load of the search and the arrivals.
     """
-    rng = np.random.default_rng([seed, 77])
+    rng = np.random.default_rng([seed, SEARCH_RNG_STREAM])
+    # The range of loads spans a factor of 4, and the capacity is at a random place in its middle.
     low = TRUE_CAPACITY_PER_S / 4 ** float(rng.uniform(0.2, 0.8))
     search = LoadSearch(SearchSettings(low=low, high=4 * low, run_spread=None))
 

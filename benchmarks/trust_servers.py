@@ -300,8 +300,8 @@ def simulate_run(
 def simulate_long_run(server: KnownServer, length_s: float) -> NDArray[np.void]:
     """Simulate requests at independent times long after the start, and return their records.
 
-    The distribution of their latencies is the truth that a long series of runs approaches.
-    `length_s` determines the number of requests.
+    The distribution of their latencies is the truth that a long series of runs approaches. There
+    are as many requests as in a load of `length_s` seconds.
     """
     rng = _create_generator(server.kind, TRUTH_SEED)
     send_times_s = _draw_send_times(length_s, rng)
