@@ -94,7 +94,7 @@ class SeriesPlan(NamedTuple):
 
 
 def measure_runs(host: Host, starts_s: FloatArray, length_s: float) -> LogMetrics:
-    """Return the metrics of runs of a server on a host, one value per metric and run.
+    """Return the logarithm of each metric in each run of a server on a host.
 
     Args:
         host: The host.
@@ -103,7 +103,7 @@ def measure_runs(host: Host, starts_s: FloatArray, length_s: float) -> LogMetric
     """
     rng = np.random.default_rng([host.seed, RNG_STREAM])
     requests_per_run = int(RATE_PER_S * length_s)
-    shape = (len(starts_s), requests_per_run)
+    shape = (len(starts_s), requests_per_run)  # all arrays have a row per run
     send_times_in_run_s = np.sort(rng.uniform(0, length_s, shape), axis=1)
     send_times_s = starts_s[:, None] + send_times_in_run_s
 

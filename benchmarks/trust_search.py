@@ -98,6 +98,7 @@ def simulate_trial(
     The capacity is the next value of `relative_capacities` times the true capacity. The offered
     load differs from the planned one by the randomness of Poisson arrivals.
     """
+    # The standard deviation of the number of arrivals, as a fraction of their number
     sampling_noise = 1 / math.sqrt(trial.load * TRIAL_S)
     offered_load = trial.load * math.exp(rng.normal(0, sampling_noise))
     capacity = TRUE_CAPACITY_PER_S * next(relative_capacities)
