@@ -116,9 +116,9 @@ def is_first_called_growing(rack: Sequence[FloatArray]) -> bool:
 
 def double_first_series(rack: Sequence[FloatArray]) -> list[FloatArray]:
     """Return a rack whose first series doubles during the load; its mean stays the same."""
-    first, *others = rack
+    first_series, *other_series = rack
     growth_factors = np.linspace(2 / 3, 4 / 3, growth.BLOCKS)
-    return [first * growth_factors, *others]
+    return [first_series * growth_factors, *other_series]
 
 
 class GrowthCounts(NamedTuple):
