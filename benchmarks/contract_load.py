@@ -3,18 +3,19 @@
     python benchmarks/contract_load.py [--seeds 5] [--contracts chatbot,rag] [--factor 2]
 
 The prediction is made once (seed 1) on the simulated GB300 VM. Then each level runs in virtual time
-with other seeds: for the predicted load of each term times the factor, when the term should be
-decided, and divided by it, when it should not. The script prints how often that is so. It leaves
-out terms that compare levels, terms whose need lies outside the simulated load, and loads of more
-than 60,000 requests.
+with other seeds and two loads: the predicted load times the factor, after which the term should be
+decided (PASS or FAIL), and the predicted load divided by the factor, after which it should still be
+INCONCLUSIVE. The script prints how often that is so. It leaves out terms that compare levels, terms
+without a prediction, and loads of more than 60,000 requests.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import rig
 from msgspec.structs import replace
@@ -23,148 +24,217 @@ from loadgen.contracts import level_plan, prediction, verdict
 from loadgen.contracts.judge import judge_levels
 from loadgen.contracts.level_plan import CheckedContract, LevelPlan
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.recorded_run import MeasuredLevel
+from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
+from loadgen.contracts.schema import Contract
 from loadgen.contracts.stored_validation import read_run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 
 CONTRACTS = "chatbot,summarization,rag,agentic"
-MIN_PREDICTED_FRACTION = 0.9  # share of the checks that come out as predicted
+MIN_CONFIRMED_FRACTION = 0.9  # of the checks of each expectation
+
+# The prediction cannot name loads below this multiple of the shortest one that it judges.
+SHORTEST_LOAD_MARGIN = 1.2
+
+Expectation = Literal["decided", "undecided"]
 
 
-def find_decided_terms(
-    checked: CheckedContract, planned: LevelPlan, total_load_s: float, seed: int
-) -> list[bool]:
-    """Run a level of a contract once, and return which of its terms are decided then.
+class TermPrediction(NamedTuple):
+    """The load that a term of a contract is predicted to need for a decision.
 
-    A term is decided if its verdict is PASS or FAIL, not INCONCLUSIVE.
-
-    Args:
-        checked: The contract.
-        planned: The level, with its workload.
-        total_load_s: The length of the load in seconds, over all repeated runs of the level.
-        seed: Gives each of the repeated runs a seed of its own.
-    """
-    repeats = planned.level.repeats
-    workload = level_plan.set_measured_duration(
-        planned.workload, round(total_load_s * 1e9 / repeats)
-    )
-    settings = replace(prediction.create_simulated_settings(Settings()), gpus=checked.contract.gpus)
-
-    runs = []
-    for run_number in range(repeats):
-        seeded = workload.model_copy(update={"seed": 1000 * seed + run_number})
-        with tempfile.TemporaryDirectory() as folder:
-            _, run_dir = execute(seeded, replace(settings, out=Path(folder) / "run"))
-            runs.append(read_run(run_dir, Path(folder)))
-
-    contract = checked.contract.model_copy(update={"levels": (planned.level,)})
-    (level,) = judge_levels(contract, {planned.level.name: MeasuredLevel(runs=tuple(runs))})
-    return [term.verdict != verdict.INCONCLUSIVE for term in level.terms]
-
-
-class PredictionCheck(NamedTuple):
-    """How often a term was decided, or undecided, as predicted.
-
-    The prediction says that a term is "decided" after `load_s` seconds of load, or still
-    "undecided". `confirmed` of `tried` seeds agree.
+    Attributes:
+        plan: The level of the term, with its workload.
+        term_index: The position of the term in its level.
+        term: The term as text.
+        needed_s: The predicted load in seconds, over all runs of the level.
+        shortest_s: The shortest load in seconds that could have been predicted.
+        requests_per_s: The mean rate of the level's requests, over the load of all its runs.
     """
 
-    expectation: str
-    load_s: float
-    confirmed: int
-    tried: int
-
-    def describe(self) -> str:
-        """Return the check as a cell of the printed line."""
-        return f"{self.confirmed} of {self.tried} {self.expectation} after {self.load_s:,.0f} s"
-
-
-class TermForecast(NamedTuple):
-    """A term of a level and the seconds of load, over all runs, that are predicted to decide it."""
-
+    plan: LevelPlan
     term_index: int
+    term: str
     needed_s: float
+    shortest_s: float
+    requests_per_s: float
+
+    def can_simulate(self, load_s: float) -> bool:
+        """Return whether a load has few enough requests to simulate it in reasonable time."""
+        return self.requests_per_s * load_s <= prediction.MAX_REQUESTS
 
 
-def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> list[PredictionCheck]:
-    """Check the predictions for the terms of a contract, and print a line for each term.
+def predict_terms(checked: CheckedContract, max_terms: int) -> list[TermPrediction]:
+    """Return the predictions for the first `max_terms` terms of each level of a contract.
 
-    Args:
-        name: The name or path of the contract.
-        seeds: Each check runs the level once with each of these seeds.
-        factor: The load is longer by this factor than predicted, or shorter.
-        max_terms: Only the first so many terms of each level are checked.
+    Left out are terms without a prediction, and terms that compare two levels, which no run of one
+    level can decide.
     """
-    checked = load_contract(Path(name))
     forecasts = prediction.forecast_levels(
         checked,
         prediction.create_simulated_settings(Settings()),
         prediction.ForecastOptions(execute=execute, seed=1),
     )
 
-    all_checks = []
-    for planned, forecast in zip(checked.levels, forecasts, strict=True):
-        terms = (*planned.level.must, *planned.level.should)[:max_terms]
+    predictions = []
+    for plan, forecast in zip(checked.levels, forecasts, strict=True):
+        requests_per_s = (plan.requests or 0) / forecast.length_s * plan.level.repeats
+        shortest_s = forecast.length_s * prediction.MIN_LENGTH_FRACTION * SHORTEST_LOAD_MARGIN
+        terms = (*plan.level.must, *plan.level.should)[:max_terms]
+
+        # A level that cannot be simulated has no forecasts of its terms.
         for index, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
             compares_levels = bool(term.level)
-            if needed.needed_s is None or compares_levels:
-                continue
+            if needed.needed_s is not None and not compares_levels:
+                predictions.append(
+                    TermPrediction(
+                        plan, index, needed.term, needed.needed_s, shortest_s, requests_per_s
+                    )
+                )
 
-            term_forecast = TermForecast(index, needed.needed_s)
-            checks = check_term(
-                checked, planned, term_forecast, forecast.length_s, seeds=seeds, factor=factor
-            )
-            all_checks += checks
-            cells = ", ".join(check.describe() for check in checks)
-            print(
-                f"{name:<14}{forecast.name:<10}{needed.term:<55}{needed.needed_s:>8,.0f} s   "
-                f"{cells}",
-                flush=True,
-            )
-
-    return all_checks
+    return predictions
 
 
-def check_term(
-    checked: CheckedContract,
-    planned: LevelPlan,
-    term: TermForecast,
-    forecast_length_s: float,
-    *,
-    seeds: range,
-    factor: float,
-) -> list[PredictionCheck]:
-    """Check that a term is decided by a load that is longer than predicted, but not by a shorter.
+def run_level(
+    plan: LevelPlan, gpus: int | None, total_load_s: float, seed: int
+) -> list[RecordedRun]:
+    """Run a level of a contract in virtual time, and return its repeated runs.
 
-    Left out are loads with too many requests to simulate, and loads that are too short for the
-    forecast, whose own length was `forecast_length_s`.
+    Args:
+        plan: The level, with its workload.
+        gpus: The number of GPUs according to the contract.
+        total_load_s: The length of the load in seconds, over all repeated runs.
+        seed: Gives each of the repeated runs a seed of its own.
     """
-    shortest_s = forecast_length_s * prediction.MIN_LENGTH_FRACTION * 1.2
-    longer_s = term.needed_s * factor
-    shorter_s = term.needed_s / factor
-    requests_per_s = (planned.requests or 0) / forecast_length_s * planned.level.repeats
+    repeats = plan.level.repeats
+    load_of_run_ns = round(total_load_s * 1e9 / repeats)
+    workload = level_plan.set_measured_duration(plan.workload, load_of_run_ns)
+    settings = replace(prediction.create_simulated_settings(Settings()), gpus=gpus)
+
+    runs = []
+    for run_number in range(repeats):
+        seeded_workload = workload.model_copy(update={"seed": 1000 * seed + run_number})
+        with tempfile.TemporaryDirectory() as folder:
+            _, run_dir = execute(seeded_workload, replace(settings, out=Path(folder) / "run"))
+            runs.append(read_run(run_dir, Path(folder)))
+    return runs
+
+
+def is_term_decided(
+    contract: Contract, plan: LevelPlan, term_index: int, runs: Sequence[RecordedRun]
+) -> bool:
+    """Return whether the verdict on a term after these runs is PASS or FAIL."""
+    contract_of_level = contract.model_copy(update={"levels": (plan.level,)})
+    measured_levels = {plan.level.name: MeasuredLevel(runs=tuple(runs))}
+    (level,) = judge_levels(contract_of_level, measured_levels)
+    return level.terms[term_index].verdict != verdict.INCONCLUSIVE
+
+
+def count_deciding_seeds(
+    contract: Contract, term_prediction: TermPrediction, load_s: float, seeds: Iterable[int]
+) -> int:
+    """Return with how many seeds a term is decided after so many seconds of load."""
+    plan = term_prediction.plan
+    decided = 0
+    for seed in seeds:
+        runs = run_level(plan, contract.gpus, load_s, seed)
+        decided += is_term_decided(contract, plan, term_prediction.term_index, runs)
+    return decided
+
+
+class PredictionCheck(NamedTuple):
+    """With how many seeds a term was decided, or undecided, as expected.
+
+    Attributes:
+        expectation: Whether the prediction expects that the term is decided.
+        load_s: The load in seconds after which it was judged.
+        confirmed: With how many seeds the expectation was right.
+        tried: How many seeds were tried.
+    """
+
+    expectation: Expectation
+    load_s: float
+    confirmed: int
+    tried: int
+
+    def describe(self) -> str:
+        """Return the check in words, for example "5 of 5 decided after 240 s"."""
+        return f"{self.confirmed} of {self.tried} {self.expectation} after {self.load_s:,.0f} s"
+
+
+def check_prediction(
+    contract: Contract, term_prediction: TermPrediction, seeds: range, factor: float
+) -> list[PredictionCheck]:
+    """Check that a term is decided by a longer load than predicted, and not by a shorter one.
+
+    The loads are the predicted load times `factor` and divided by it. The checks of loads that
+    cannot be simulated are left out. So is the check of the shorter load if the prediction is the
+    shortest possible one, because the true need may then be less.
+    """
+    longer_s = term_prediction.needed_s * factor
+    shorter_s = term_prediction.needed_s / factor
 
     checks = []
-    if requests_per_s * longer_s <= prediction.MAX_REQUESTS:
-        is_decided = [
-            find_decided_terms(checked, planned, longer_s, seed)[term.term_index] for seed in seeds
-        ]
-        checks.append(PredictionCheck("decided", longer_s, sum(is_decided), len(seeds)))
+    if term_prediction.can_simulate(longer_s):
+        decided = count_deciding_seeds(contract, term_prediction, longer_s, seeds)
+        checks.append(PredictionCheck("decided", longer_s, decided, len(seeds)))
 
-    is_shorter_visible = term.needed_s > shortest_s
-    if is_shorter_visible and requests_per_s * shorter_s <= prediction.MAX_REQUESTS:
-        is_decided = [
-            find_decided_terms(checked, planned, shorter_s, seed)[term.term_index] for seed in seeds
-        ]
-        undecided = len(seeds) - sum(is_decided)
+    is_lower_bound = term_prediction.needed_s <= term_prediction.shortest_s
+    if not is_lower_bound and term_prediction.can_simulate(shorter_s):
+        decided = count_deciding_seeds(contract, term_prediction, shorter_s, seeds)
+        undecided = len(seeds) - decided
         checks.append(PredictionCheck("undecided", shorter_s, undecided, len(seeds)))
 
     return checks
 
 
+def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> list[PredictionCheck]:
+    """Check the predictions for a contract, and print a line for each term.
+
+    Args:
+        name: The name or path of the contract.
+        seeds: Each check runs the level once with each of these seeds.
+        factor: The checked loads are longer and shorter than predicted by this factor.
+        max_terms: Only the first so many terms of each level are checked.
+    """
+    checked = load_contract(Path(name))
+
+    all_checks = []
+    for term_prediction in predict_terms(checked, max_terms):
+        checks = check_prediction(checked.contract, term_prediction, seeds, factor)
+        all_checks += checks
+        print_term_line(name, term_prediction, checks)
+
+    return all_checks
+
+
+def print_term_line(
+    contract_name: str, term_prediction: TermPrediction, checks: Sequence[PredictionCheck]
+) -> None:
+    """Print a term, the load in seconds that it is predicted to need, and its checks."""
+    cells = [
+        contract_name.ljust(14),
+        term_prediction.plan.level.name.ljust(10),
+        term_prediction.term.ljust(55),
+        f"{term_prediction.needed_s:,.0f} s".rjust(10),
+        "   ",
+        ", ".join(check.describe() for check in checks),
+    ]
+    print("".join(cells), flush=True)
+
+
+def print_confirmed_checks(
+    expectation: Expectation, checks: Iterable[PredictionCheck], factor: float
+) -> bool:
+    """Print how many checks of one expectation were right; return whether these are enough."""
+    selected_checks = [check for check in checks if check.expectation == expectation]
+    confirmed = sum(check.confirmed for check in selected_checks)
+    tried = sum(check.tried for check in selected_checks)
+    print(f"{expectation} as predicted, a factor of {factor:g} away: {confirmed} of {tried}")
+    return confirmed / max(tried, 1) >= MIN_CONFIRMED_FRACTION
+
+
 def main() -> int:
-    """Print the checks of each contract; return 1 if too few predictions hold."""
+    """Print the checks of each contract; return 1 if too few predictions are right."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=101, help="the first seed")
@@ -178,17 +248,11 @@ def main() -> int:
     for name in args.contracts.split(","):
         checks += check_contract(name, seeds, args.factor, args.terms)
 
-    is_good = True
-    for expectation in ("decided", "undecided"):
-        of_kind = [check for check in checks if check.expectation == expectation]
-        confirmed = sum(check.confirmed for check in of_kind)
-        tried = sum(check.tried for check in of_kind)
-        is_good &= confirmed / max(tried, 1) >= MIN_PREDICTED_FRACTION
-        print(
-            f"{expectation} as predicted, a factor of {args.factor:g} away: {confirmed} of {tried}"
-        )
+    are_enough_decided = print_confirmed_checks("decided", checks, args.factor)
+    are_enough_undecided = print_confirmed_checks("undecided", checks, args.factor)
+    is_within_limit = are_enough_decided and are_enough_undecided
 
-    return 0 if is_good or args.smoke else 1
+    return 0 if is_within_limit or args.smoke else 1
 
 
 if __name__ == "__main__":

@@ -410,9 +410,10 @@ def describe_caveats(result: Mapping[str, Any], *, expects_one_event_per_read: b
     The reasons are separated by commas. The text is empty if there is none.
 
     Args:
-        result: The result of a client with what its server did.
-        expects_one_event_per_read: Reading several events at once is a reason. It is none where
-            events are so frequent, or so few, that no client reads them one by one.
+        result: The result of a client with what its server did. If the client counts its reads, it
+            has `reads_per_event`.
+        expects_one_event_per_read: Whether reading several events at once is a reason. Pass False
+            if the server sends them together, so that no client can read them one by one.
     """
     caveats = []
     if result["server_core_fraction"] > SATURATED_CORE_FRACTION:

@@ -17,18 +17,18 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import rig
 
-RUN = (
-    ("loadgen.runs.command", "loadgen.runs.text"),
-    ("loadgen.cli.run", "loadgen.report.text"),
-)  # today's, and before
-
+# The modules that `loadgen run` needs: its command and the text that it prints. Older checkouts
+# have the names of the second line.
+RUN_MODULES = ("loadgen.runs.command", "loadgen.runs.text")
+FORMER_RUN_MODULES = ("loadgen.cli.run", "loadgen.report.text")
 
 NON_CODE_TOKENS = {
     tokenize.COMMENT,
@@ -48,92 +48,190 @@ def count_code_lines(path: Path) -> int:
 
 def find_token_lines(path: Path) -> set[int]:
     """Return the numbers of the lines with a token that is no comment and no white space."""
+    line_numbers: set[int] = set()
     with path.open("rb") as file:
-        return {
-            line
-            for token in tokenize.tokenize(file.readline)
-            if token.type not in NON_CODE_TOKENS
-            for line in range(token.start[0], token.end[0] + 1)
-        }
+        for token in tokenize.tokenize(file.readline):
+            if token.type not in NON_CODE_TOKENS:
+                first_line, _ = token.start
+                last_line, _ = token.end
+                line_numbers.update(range(first_line, last_line + 1))
+    return line_numbers
 
 
 def find_docstring_lines(path: Path) -> set[int]:
-    """Return the numbers of the lines of all docstrings."""
-    lines: set[int] = set()
+    """Return the numbers of the lines of all docstrings in a Python file."""
+    line_numbers: set[int] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if ast.get_docstring(node, clean=False) is not None:
             docstring = node.body[0]
             assert docstring.end_lineno is not None
-            lines.update(range(docstring.lineno, docstring.end_lineno + 1))
+            line_numbers.update(range(docstring.lineno, docstring.end_lineno + 1))
 
-    return lines
+    return line_numbers
 
 
 def find_modules(root: Path) -> dict[str, Path]:
-    """Return the path of each module of the generator by its dotted name."""
+    """Return the path of each module of the package `loadgen` in a checkout, by dotted name."""
     paths = {}
     for file in sorted((root / "loadgen").rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
-        paths[".".join(parts).removesuffix(".__init__")] = file
+        name = ".".join(parts).removesuffix(".__init__")
+        paths[name] = file
     return paths
 
 
-def package_of(name: str) -> str:
-    """Return the package of a module: "search" for loadgen.search.goal, "core/stats" in core."""
-    parts = name.split(".")[1:]
+def package_of(module: str) -> str:
+    """Return the package of a module.
+
+    It is "search" for loadgen.search.goal, "core/stats" for loadgen.core.stats.trend, and "loadgen"
+    for the top level itself.
+    """
+    _, *parts = module.split(".")
     is_in_core = parts[:1] == ["core"]
     package_parts = parts[:2] if is_in_core else parts[:1]
     return "/".join(package_parts) or "loadgen"
 
 
-def list_imports(name: str, files: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules of the generator that a module imports, also inside functions.
+def list_imports(module: str, paths: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules of `loadgen` that a module imports, also inside functions.
 
-    `files` has the path of each module of the generator by its dotted name.
+    `paths` has the path of each module of `loadgen` by its dotted name.
     """
-    for node in ast.walk(ast.parse(files[name].read_bytes())):
+    for node in ast.walk(ast.parse(paths[module].read_bytes())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in files)
+            yield from (alias.name for alias in node.names if alias.name in paths)
         elif isinstance(node, ast.ImportFrom):
-            base = resolve_import(node, name, files)
+            base = resolve_import(node, module, paths)
             for alias in node.names:
                 # "from base import alias" imports a module, or a name of the module base.
                 submodule = f"{base}.{alias.name}"
-                imported = submodule if submodule in files else base
-                if imported in files and imported != name:
+                imported = submodule if submodule in paths else base
+                if imported in paths and imported != module:
                     yield imported
 
 
-def reachable_modules(start_modules: tuple[str, ...], imports: dict[str, set[str]]) -> set[str]:
-    """Return the modules that are reached from some modules, those included."""
-    reached: set[str] = set()
-    todo = [name for name in start_modules if name in imports]
-    while todo:
-        name = todo.pop()
-        if name not in reached:
-            reached.add(name)
-            todo += imports[name]
+def resolve_import(node: ast.ImportFrom, module: str, paths: Mapping[str, Path]) -> str:
+    """Return the absolute name of the module in a statement "from ... import" inside a module.
 
-    return reached
-
-
-def resolve_import(node: ast.ImportFrom, name: str, files: dict[str, Path]) -> str:
-    """Return the absolute name of the module in "from ... import" inside the module `name`."""
+    In the module loadgen.search.goal, "from . import x" gives "loadgen.search", and "from ..core
+    import x" gives "loadgen.core". `paths` has the path of each module by its dotted name.
+    """
     if not node.level:
         return node.module or ""
-    package_parts = name.split(".")
-    if files[name].name != "__init__.py":
-        package_parts = package_parts[:-1]
-    parent_parts = package_parts[: len(package_parts) - node.level + 1]
-    return ".".join([*parent_parts, *([node.module] if node.module else [])])
+
+    package_parts = module.split(".")
+    is_package = paths[module].name == "__init__.py"
+    if not is_package:
+        package_parts.pop()
+
+    # The first dot is the package of the module, and each further dot goes up by one package.
+    base_parts = package_parts[: len(package_parts) - node.level + 1]
+    if node.module:
+        base_parts.append(node.module)
+    return ".".join(base_parts)
+
+
+def find_reachable_modules(
+    start_modules: Iterable[str], imports: Mapping[str, set[str]]
+) -> set[str]:
+    """Return some modules and all modules that they import, directly or through others.
+
+    `imports` has the imported modules of each module. Start modules that are not in it are ignored.
+    """
+    reachable: set[str] = set()
+    to_visit = [module for module in start_modules if module in imports]
+    while to_visit:
+        module = to_visit.pop()
+        if module not in reachable:
+            reachable.add(module)
+            to_visit += imports[module]
+
+    return reachable
+
+
+@dataclass(frozen=True)
+class PackageSize:
+    """The size of a package: its name, its code lines and its files."""
+
+    name: str
+    lines: int
+    files: int
+
+
+class PackageImport(NamedTuple):
+    """An import of one package by another one."""
+
+    importing: str
+    imported: str
+
+
+@dataclass(frozen=True)
+class Codebase:
+    """The modules of the package `loadgen` in a checkout.
+
+    Attributes:
+        lines: The code lines of each module, by its dotted name.
+        imports: The modules of `loadgen` that each module imports, by its dotted name.
+    """
+
+    lines: dict[str, int]
+    imports: dict[str, set[str]]
+
+    def list_packages(self) -> list[PackageSize]:
+        """Return the size of each package, in the order of the names."""
+        lines_of_modules = defaultdict(list)
+        for module, line_count in self.lines.items():
+            lines_of_modules[package_of(module)].append(line_count)
+
+        return [
+            PackageSize(package, sum(line_counts), len(line_counts))
+            for package, line_counts in sorted(lines_of_modules.items())
+        ]
+
+    def find_package_imports(self) -> set[PackageImport]:
+        """Return which packages import which other packages."""
+        package_imports = set()
+        for module, imported_modules in self.imports.items():
+            importing = package_of(module)
+            for imported in map(package_of, imported_modules):
+                if imported != importing:
+                    package_imports.add(PackageImport(importing, imported))
+        return package_imports
+
+    def count_core_lines(self) -> int:
+        """Return the code lines of all packages below `core/`."""
+        return sum(
+            line_count
+            for module, line_count in self.lines.items()
+            if package_of(module).startswith("core")
+        )
+
+    def count_run_lines(self) -> int:
+        """Return the code lines that `loadgen run` needs to measure and to print its result."""
+        command_module, _ = RUN_MODULES
+        start_modules = RUN_MODULES if command_module in self.lines else FORMER_RUN_MODULES
+        reachable = find_reachable_modules(start_modules, self.imports)
+        return sum(self.lines[module] for module in reachable)
+
+
+def read_codebase(root: Path) -> Codebase:
+    """Return the modules of a checkout with their code lines and imports."""
+    paths = find_modules(root)
+    return Codebase(
+        lines={module: count_code_lines(path) for module, path in paths.items()},
+        imports={module: set(list_imports(module, paths)) for module in paths},
+    )
 
 
 class HelpSize(NamedTuple):
-    """The size of the help: lines and options of `run --help`, and commands of `--help`.
+    """The size of the command-line help.
 
-    Options are those of `--help-all` if there is one.
+    Attributes:
+        lines: The lines of `loadgen run --help`.
+        options: The options of `loadgen run --help-all`, or of `--help` if there is no such option.
+        commands: The commands in `loadgen --help`.
     """
 
     lines: int
@@ -145,14 +243,15 @@ def read_help(root: Path, *arguments: str) -> str:
     """Return what `loadgen` of a checkout prints, on 120 columns and without colours."""
     packages = os.pathsep.join((str(root), str(root / "sdk")))
     environment = {**os.environ, "PYTHONPATH": packages, "COLUMNS": "120", "NO_COLOR": "1"}
-    return subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "loadgen", *arguments],
         capture_output=True,
         text=True,
         env=environment,
         cwd=root,
         check=False,
-    ).stdout
+    )
+    return completed.stdout
 
 
 def list_options(help_text: str) -> set[str]:
@@ -165,8 +264,9 @@ def list_options(help_text: str) -> set[str]:
 
 def list_commands(help_text: str) -> list[str]:
     """Return the lines with a command, such as "  run  ...", after the title "Start:"."""
+    command_line = re.compile(r"  [^\W\d_]")
     _, _, command_section = help_text.partition("Start:")
-    return [line for line in command_section.splitlines() if re.match(r"  [^\W\d_]", line)]
+    return [line for line in command_section.splitlines() if command_line.match(line)]
 
 
 def measure_help(root: Path) -> HelpSize:
@@ -182,66 +282,62 @@ def measure_help(root: Path) -> HelpSize:
     )
 
 
-def find_package_imports(imports: dict[str, set[str]]) -> set[tuple[str, str]]:
-    """Return the pairs of different packages of which the first imports the second.
+def print_packages(codebase: Codebase, max_packages: int | None) -> None:
+    """Print the lines, the files and the imported packages of each package, a line per package.
 
-    `imports` has the imported modules of each module.
+    `max_packages` limits how many packages are printed; None prints all of them.
     """
-    pairs = {
-        (package_of(name), package_of(imported))
-        for name, imported_modules in imports.items()
-        for imported in imported_modules
-    }
-    return {(importing, imported) for importing, imported in pairs if importing != imported}
-
-
-def main() -> None:
-    """Print lines, files and imports of each package, and the totals."""
-    parser = rig.create_parser(__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=rig.BENCHMARKS_DIR.parent)
-    parser.add_argument("--rooms", type=int, help="the first so many; all of them count")
-    args = rig.parse_arguments(parser, rooms=8)
-    root: Path = args.folder.resolve()
-    files = find_modules(root)
-    imports = {name: set(list_imports(name, files)) for name in files}
-    lines = {name: count_code_lines(file) for name, file in files.items()}
-    package_imports = find_package_imports(imports)
-    package_lines: Counter[str] = Counter()
-
-    package_files: Counter[str] = Counter()
-    for name, count in lines.items():
-        package_lines[package_of(name)] += count
-        package_files[package_of(name)] += 1
-
-    for package, count in sorted(package_lines.items())[: args.rooms]:
-        outgoing = sum(importing == package for importing, _ in package_imports)
+    package_imports = codebase.find_package_imports()
+    for package in codebase.list_packages()[:max_packages]:
+        imported_count = sum(
+            package_import.importing == package.name for package_import in package_imports
+        )
         print(
-            f"{count:7,} lines {package_files[package]:4} files {outgoing:4} arrows out  {package}"
+            f"{package.lines:7,} lines {package.files:4} files {imported_count:4} imported packages"
+            f"  {package.name}"
         )
 
-    print_totals(root, files, lines, imports)
-    print(f"{len(package_lines):7} rooms, {len(package_imports)} arrows between them")
-    size = measure_help(root)
+
+def print_totals(codebase: Codebase, root: Path) -> None:
+    """Print the lines of `loadgen`, of the SDK and of core, and the number of packages."""
+    sdk_lines = sum(count_code_lines(path) for path in (root / "sdk").rglob("*.py"))
+    print(
+        f"{sum(codebase.lines.values()):7,} lines in {len(codebase.lines)} files of the generator, "
+        f"{sdk_lines:,} of the SDK"
+    )
+    print(f"{codebase.count_core_lines():7,} lines of core")
+    print(f"{codebase.count_run_lines():7,} lines that `run` with its text needs")
+
+    import_count = len(codebase.find_package_imports())
+    print(f"{len(codebase.list_packages()):7} packages, {import_count} imports between them")
+
+
+def print_help_size(size: HelpSize) -> None:
+    """Print the size of the command-line help."""
     print(
         f"{size.lines:7} lines of `run --help`, {size.options} options of `run`, "
         f"{size.commands} commands"
     )
 
 
-def print_totals(
-    root: Path, files: dict[str, Path], lines: dict[str, int], imports: dict[str, set[str]]
-) -> None:
-    """Print the lines of the generator, of the SDK and of core, and those that a run needs."""
-    sdk_lines = sum(map(count_code_lines, (root / "sdk").rglob("*.py")))
-    core_lines = sum(count for name, count in lines.items() if package_of(name).startswith("core"))
-    run_modules = next((modules for modules in RUN if modules[0] in files), RUN[0])
-    run_lines = sum(lines[name] for name in reachable_modules(run_modules, imports))
-    print(
-        f"{sum(lines.values()):7,} lines in {len(files)} files of the generator, "
-        f"{sdk_lines:,} of the SDK"
+def main() -> None:
+    """Print the size and the imports of each package, the totals, and the size of the help."""
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=rig.BENCHMARKS_DIR.parent)
+    parser.add_argument(
+        "--rooms",
+        dest="max_packages",
+        metavar="N",
+        type=int,
+        help="print only the first N packages; the totals count all of them",
     )
-    print(f"{core_lines:7,} lines of core")
-    print(f"{run_lines:7,} lines that `run` with its text needs")
+    args = rig.parse_arguments(parser, max_packages=8)
+    root: Path = args.folder.resolve()
+
+    codebase = read_codebase(root)
+    print_packages(codebase, args.max_packages)
+    print_totals(codebase, root)
+    print_help_size(measure_help(root))
 
 
 if __name__ == "__main__":

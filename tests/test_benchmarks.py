@@ -34,6 +34,12 @@ PARTS = {
     "scale_ray",
     "thread_usage",
     "tree",
+    "trust_comparison",
+    "trust_growth",
+    "trust_search",
+    "trust_servers",
+    "trust_tables",
+    "trust_validation",
 }
 SCRIPTS = {str(file.relative_to(FOLDER).with_suffix("")) for file in FOLDER.rglob("*.py")} - PARTS
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
