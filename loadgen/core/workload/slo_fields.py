@@ -118,7 +118,9 @@ class WrittenFluidityTerm(Part):
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return a JSON Schema that accepts the index alone, too."""
-        return {"anyOf": [schema["properties"]["index"], schema]}
+        # The oldest supported pydantic leaves out which fields are required.
+        written_with_fields = schema | {"required": ["index"]}
+        return {"anyOf": [schema["properties"]["index"], written_with_fields]}
 
     def to_term(self, default_quantile: float) -> FluidityTerm:
         """Return the objective as the term of an SLO."""
