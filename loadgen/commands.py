@@ -152,7 +152,7 @@ def _load_rows() -> tuple[CommandRow, ...]:
         CommandRow(
             "doctor",
             "start",
-            "Check a server, or what this host can drive.",
+            "Check a server, or the host that sends the load.",
             _load_doctor,
         ),
         CommandRow(

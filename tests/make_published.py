@@ -16,13 +16,17 @@ from loadgen.render import markdown
 from loadgen.render.section import Bullets, Paragraph, Part, Report, Section, Table, section
 
 PAGE = Path(__file__).parent.parent / "docs/evidence/published.md"
+SOURCE_WITH_ADDRESS = re.compile(r"Source: ([^\n]*); (https://\S+)\.(?= Date)")
+"""Matches a source that ends with its address, which becomes a link."""
+
 INTRODUCTION = """
-This page lists performance results of LLM servers that others have published, with remarks on what
-they mean. It is for people who compare their own measurements with public ones, or who use
+This page lists performance results of LLM servers that others have published, and says how far they
+can be trusted. It is for people who compare their own measurements with public ones, or who use
 `loadgen size` without a measurement of their own. None of these numbers was measured by loadgen.
 
-`loadgen size` accepts `published:NAME` in place of a measurement. NAME is a part of the name of a
-system in the table of [MLPerf results](#mlperf-inference-llama-2-70b-output-tokenss).
+The command `loadgen size` computes how many machines a load needs. It accepts `published:NAME` in
+place of a measurement. NAME is a part of the name of a system in the table of [MLPerf
+results](#mlperf-inference-llama-2-70b-output-tokenss).
 """
 NEXT = """
 ## What to read next
@@ -33,40 +37,60 @@ NEXT = """
 
 NUMBERS_INTRODUCTION = """
 In November 2025, Microsoft and Signal65 reported that a rack with 72 GB300 GPUs had generated more
-than one million tokens per second. The table repeats numbers from these reports as they were
-printed. We checked each of them, and the remarks below the table say what we found.
+than one million tokens per second. They ran Llama 2 70B in the Offline scenario of MLPerf, in which
+all requests are sent at once. This table repeats the numbers of their reports as they were printed.
+"""
+NUMBERS_REMARKS = """
+We compared each published number of the GB300 rack, on which Microsoft and Signal65 reported in
+November 2025, with the public logs of the runs and with other publications. Several numbers are
+not what they seem to be:
 """
 MLPERF_INTRODUCTION = """
-The table shows how many output tokens per second each system generated in the three scenarios of
-MLPerf. In Offline, all requests are sent at once. In Server, requests arrive at random and have
-generous latency limits. In Interactive, the limits are strict.
+How fast are the systems that were submitted to the benchmark MLPerf Inference? The table shows the
+output tokens per second of each system in the three scenarios of MLPerf. In Offline, all requests
+are sent at once. In Server, requests arrive at random and have generous latency limits. In
+Interactive, the limits are strict.
+"""
+MLPERF_REMARKS = """
+The results of MLPerf Inference for Llama 2 70B come from different rounds and submitters. Consider
+this before you compare two of them:
 """
 LATENCY_INTRODUCTION = """
-These latencies were measured at the request rates that the submitters chose. Other rates lead to
-other latencies, so compare two systems only if their rates per GPU are similar.
+How long do users wait at the request rates of public MLPerf runs? The table shows TTFT (time to
+first token), TPOT (time per output token) and the latency of the complete response. Other rates
+lead to other latencies, so compare two systems only if their rates per GPU are similar.
 """
 LIMITS_INTRODUCTION = """
-A run is valid only if its TTFT p99 and its TPOT p99 are within the limits of this table. The other
+A run of MLPerf Inference is valid only if its latencies are within the limits of this table: the
+99th percentiles of TTFT (time to first token) and of TPOT (time per output token). The other
 columns describe the data set of each benchmark: how many samples it has, how long their inputs and
 outputs may be in tokens, and the mean length of the reference outputs.
 """
 CAPACITY_INTRODUCTION = """
-The report of the GB300 rack also contained a table that says how many requests per second the rack
-can serve for four kinds of applications. This section shows how those numbers were computed, and
-why they are not a capacity that users would see.
+How many requests per second can a rack of 72 GB300 GPUs serve? The report about the rack has a
+table for four kinds of applications. We computed its numbers in three ways. Only the first way,
+which divides by input and output tokens, gives the published numbers:
+"""
+CAPACITY_REMARKS = """
+The report about a rack of 72 GB300 GPUs says how many requests per second it can serve for four
+kinds of applications. Users would not see these rates, for several reasons:
 """
 NODES_INTRODUCTION = """
-The result of the rack consists of 18 separate runs, one for each virtual machine of four GPUs.
-This section shows how the published total follows from them.
+The published result of the rack with 72 GB300 GPUs, 1,100,948 tokens/s, consists of 18 separate
+runs of Llama 2 70B in NVFP4. Each ran on one virtual machine (ND GB300 v6) with four GPUs, and sent
+all requests at once. This section shows how the total follows from these runs, and why it is too
+high for the rack as one system.
 """
 
 
 def page() -> str:
     """Return the text of the page."""
-    sections = list(_without_repeated_notes(make_section() for make_section in SECTIONS))
+    all_sections = (part_section for make_sections in SECTIONS for part_section in make_sections())
+    sections = list(_without_repeated_notes(all_sections))
     text = markdown.render(
         Report(title="Published results", generated_by="loadgen", sections=sections)
     )
+    text = SOURCE_WITH_ADDRESS.sub(r"Source: [\1](\2).", text)
     title, _, tables = re.sub("(?m)^##(#+ )", r"\1", text).partition("\n")
     return f"{title}\n{INTRODUCTION}{tables}{NEXT}"
 
@@ -83,7 +107,7 @@ def _without_repeated_notes(sections: Iterable[Section]) -> Iterator[Section]:
                 shown_notes.update(part.sentences)
                 part = Bullets(notes, part.kind)
             parts.append(part)
-        yield section(part_section.heading, *parts)
+        yield section(part_section.heading, *parts, is_subsection=part_section.is_subsection)
 
 
 def _is_shown(note: str, shown_notes: frozenset[str]) -> bool:
@@ -91,24 +115,39 @@ def _is_shown(note: str, shown_notes: frozenset[str]) -> bool:
     return note in shown_notes or note.partition(": ")[2] in shown_notes
 
 
-def _section(
+def _table_section(
     source: published.PublishedTable[published.R],
     introduction: str,
     head: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
-    *after: str,
+    notes: Sequence[str] = (),
     left: int = 1,
     unit: str = "",
 ) -> Section:
-    """Return a section: introduction, rows of a published table, remarks, notes and source."""
+    """Return a section: introduction, rows of a published table, notes and source."""
     return section(
         source.title + unit,
-        Paragraph(" ".join(introduction.split())),
+        _paragraph(introduction),
         Table(head, rows, label_columns=left),
-        Bullets([*after, *published.list_notes(source)]),
-        Paragraph(
-            f"Source: {source.source}. Date: {source.date}. Quality: {source.quality}.", "soft"
-        ),
+        Bullets(notes),
+        _source_paragraph(source),
+    )
+
+
+def _remarks_section(heading: str, introduction: str, remarks: Sequence[str]) -> Section:
+    """Return the remarks on a table, which stand below it as a section of their own."""
+    return section(heading, _paragraph(introduction), Bullets(remarks), is_subsection=True)
+
+
+def _paragraph(text: str) -> Paragraph:
+    """Return a text as one paragraph without line breaks."""
+    return Paragraph(" ".join(text.split()))
+
+
+def _source_paragraph(source: published.PublishedTable[published.R]) -> Paragraph:
+    """Return the paragraph that names the source, the date and the quality of a table."""
+    return Paragraph(
+        f"Source: {source.source}. Date: {source.date}. Quality: {source.quality}.", "soft"
     )
 
 
@@ -126,64 +165,72 @@ def _cells(
     ]
 
 
-def _nodes() -> Section:
+def _nodes() -> list[Section]:
     source = published.load_nodes()
     rack = published.compute_rack_rates(source.rows)
     ratio = rack.single_clock / rack.sum_of_rates - 1
-    return _section(
-        source,
-        NODES_INTRODUCTION,
-        (),
-        (),
+    remarks = (
         f"Each virtual machine reached {rack.slowest_node:,.0f} to {rack.fastest_node:,.0f} "
         f"tokens/s, with a mean of {rack.mean:,.0f} and a median of {rack.median:,.0f}.",
         f"The published rate of the rack, {rack.sum_of_rates:,.0f} tokens/s, is the sum of these "
         "rates. But the machines did not finish at the same time. If all tokens are divided by the "
         f"time of the slowest machine, the rate is {rack.single_clock:,.0f} tokens/s "
-        f'({ratio:+.1%}). This page calls it the rate "on a single clock".',
+        f"({ratio:+.1%}). This is the rate of the rack as one system.",
         "The results of all machines are in the file loadgen/data/reference/nodes.yaml.",
     )
+    return [
+        section(
+            source.title,
+            _paragraph(NODES_INTRODUCTION),
+            Bullets([*remarks, *published.list_notes(source)]),
+            _source_paragraph(source),
+        )
+    ]
 
 
-def _mlperf() -> Section:
+def _mlperf() -> list[Section]:
     source = published.load_systems()
 
     def rate(value: float | None) -> str:
         return format.NONE if value is None else f"{value:,.0f}"
 
-    return _section(
-        source,
-        MLPERF_INTRODUCTION,
+    head = (
+        "round",
+        "system",
+        "GPUs",
+        "Offline",
+        "Server",
+        "Interactive",
+        "Offline per GPU",
+        "quality",
+    )
+    rows = [
         (
-            "round",
-            "system",
-            "GPUs",
-            "Offline",
-            "Server",
-            "Interactive",
-            "Offline per GPU",
-            "quality",
-        ),
-        [
-            (
-                f"{row.round} {row.variant}",
-                f"{row.submitter}, {row.system}",
-                str(row.gpus),
-                *map(rate, (row.offline, row.server, row.interactive)),
-                rate(None if row.offline is None else row.offline / row.gpus),
-                row.quality.removesuffix(" by MLCommons").removesuffix(" of the round only"),
-            )
-            for row in source.rows
-        ],
+            f"{row.round} {row.variant}",
+            f"{row.submitter}, {row.system}",
+            str(row.gpus),
+            *map(rate, (row.offline, row.server, row.interactive)),
+            rate(None if row.offline is None else row.offline / row.gpus),
+            row.quality.removesuffix(" by MLCommons").removesuffix(" of the round only"),
+        )
+        for row in source.rows
+    ]
+    columns = (
         "Quality: MLCommons verified the results that are marked as verified. For the rows marked "
         "as summary, only the summary of the round was available to us.",
         "Round: 99 and 99.9 are the accuracy that the round demands, in percent of the reference.",
-        left=2,
-        unit=", output tokens/s",
     )
+    return [
+        _table_section(
+            source, MLPERF_INTRODUCTION, head, rows, columns, left=2, unit=", output tokens/s"
+        ),
+        _remarks_section(
+            "How to compare these results", MLPERF_REMARKS, published.list_notes(source)
+        ),
+    ]
 
 
-def _latency() -> Section:
+def _latency() -> list[Section]:
     columns = (
         ("system and scenario", "{0.run}, {0.scenario}"),
         ("GPUs", "{0.gpus}"),
@@ -194,10 +241,12 @@ def _latency() -> Section:
         ("E2E latency p50 and p99, s", "{0.latency_p50_s:g} and {0.latency_p99_s:g}"),
     )
     source = published.load_latencies()
-    return _section(source, LATENCY_INTRODUCTION, *_cells(columns, source.rows))
+    head, rows = _cells(columns, source.rows)
+    notes = published.list_notes(source)
+    return [_table_section(source, LATENCY_INTRODUCTION, head, rows, notes)]
 
 
-def _limits() -> Section:
+def _limits() -> list[Section]:
     source = published.load_limits()
     rows = [
         (
@@ -220,10 +269,11 @@ def _limits() -> Section:
         "mean output",
         "data set",
     )
-    return _section(source, LIMITS_INTRODUCTION, head, rows)
+    notes = published.list_notes(source)
+    return [_table_section(source, LIMITS_INTRODUCTION, head, rows, notes)]
 
 
-def _capacity() -> Section:
+def _capacity() -> list[Section]:
     source = published.load_profiles()
     rack = published.compute_rack_rates(published.load_nodes().rows)
     columns = (
@@ -233,27 +283,49 @@ def _capacity() -> Section:
         ("published requests/s", "~{0.profile.published_per_s:,.0f}"),
         ("recomputed from all tokens", "{0.per_token:,.1f}"),
         ("from output tokens only", "{0.per_output_token:,.0f}"),
-        ("from output tokens, on a single clock", "{0.per_output_token_on_single_clock:,.0f}"),
+        (
+            "from output tokens, rack timed as one system",
+            "{0.per_output_token_on_single_clock:,.0f}",
+        ),
     )
-    return _section(
-        source,
-        CAPACITY_INTRODUCTION,
-        *_cells(columns, [published.recompute_profile(row, rack) for row in source.rows]),
+    head, rows = _cells(columns, [published.recompute_profile(row, rack) for row in source.rows])
+    remarks = (
         "The published numbers are the output rate of the rack divided by all tokens of a request, "
         f"input and output: {rack.sum_of_rates:,.1f} tokens/s / 2,500 tokens = 440.4 requests/s "
         "for RAG. But the rack's rate counts output tokens only.",
-        f"The last column uses {rack.single_clock:,.0f} tokens/s, the rate on a single clock.",
-        "None of the columns is a capacity for users. In the Offline scenario there is no latency "
-        "limit: the median sample waited 37 to 40 minutes. The samples are short, with 272.7 "
-        "output tokens on average, so the time for longer prompts is missing. Peaks of the load, "
-        "the pauses of users, routing, and machines that fail are not considered either.",
+        "The rate of the rack was measured in the Offline scenario, which has no latency limit: "
+        "the median request waited 37 to 40 minutes.",
+        "The requests of this scenario are short, with 272.7 output tokens on average, so the time "
+        "for longer prompts is missing.",
+        "Peaks of the load, the pauses of users, routing, and machines that fail are not "
+        "considered.",
     )
+    columns = (
+        f"The last column uses {rack.single_clock:,.0f} tokens/s, the rate of the rack if all "
+        "tokens are divided by the time of its slowest machine.",
+    )
+    return [
+        _table_section(source, CAPACITY_INTRODUCTION, head, rows, columns),
+        _remarks_section(
+            "Why these rates are not a capacity for users",
+            CAPACITY_REMARKS,
+            [*remarks, *published.list_notes(source)],
+        ),
+    ]
 
 
-def _single_results() -> Section:
+def _single_results() -> list[Section]:
     source = published.load_numbers()
+    head = ("number", "as published")
     rows = [(row.name, f"{row.value} {row.unit}".strip()) for row in source.rows]
-    return _section(source, NUMBERS_INTRODUCTION, ("number", "as published"), rows, left=2)
+    return [
+        _table_section(source, NUMBERS_INTRODUCTION, head, rows, left=2),
+        _remarks_section(
+            "What we found when we checked these numbers",
+            NUMBERS_REMARKS,
+            published.list_notes(source),
+        ),
+    ]
 
 
 SECTIONS = (_single_results, _mlperf, _latency, _limits, _capacity, _nodes)

@@ -220,7 +220,7 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
             "not_signed",
             "the bundle is not signed",
             f"--signed-by {signed_by}",
-            "request a signed bundle, or verify it without --signed-by",
+            "ask the sender for a signed bundle, or verify this one without --signed-by",
         )
 
     signature_bytes = signature_file.read_bytes()

@@ -102,9 +102,9 @@ def _report_bug(error: Exception) -> int:
     ) as file:
         traceback.print_exception(error, file=file)
 
-    summary = f"error: a bug in loadgen: {type(error).__name__}: {error}"
+    summary = f"error: internal error in loadgen: {type(error).__name__}: {error}"
     print(f"{summary}\n  --> {file.name}", file=sys.stderr)
-    print("hint: please report it with that file", file=sys.stderr)
+    print("hint: this is a bug; please report it with that file", file=sys.stderr)
 
     return BUG
 

@@ -338,8 +338,8 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "Which turns of the conversations of a data set to send: first, or all, each "
-                "after the response to the one before it."
+                "Turns to send from each conversation of a data set: only the first, or all. "
+                "Each turn waits for the response to the previous one."
             ),
             default_text="first; all if each row is one message",
             set_metavar="WHICH",

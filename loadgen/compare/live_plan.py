@@ -123,7 +123,8 @@ def check_same_comparison(stored: LivePlan, requested: LivePlan, where: str) -> 
 
     raise UserError(
         "mismatch",
-        f"the directory has another live comparison, with different {', '.join(changed_labels)}",
+        "the directory contains another live comparison, which differs in: "
+        f"{', '.join(changed_labels)}",
         where,
         "repeat the same command, or use another --out",
     )

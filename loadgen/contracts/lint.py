@@ -639,7 +639,7 @@ def _find_tenant_problem(
     if not all(class_plan.slo for class_plan in plan.classes_of(term)):
         return Problem(
             "no_slo",
-            "it needs an SLO",
+            "the term needs an SLO",
             "slo: {ttft: 2s, tpot: 100ms} in each request class, or for all",
         )
 
@@ -701,7 +701,7 @@ def _find_missing_task_slo(term: ContractTerm, plan: LevelPlan) -> Problem | Non
 
     return Problem(
         "no_slo",
-        "it needs an SLO for tasks",
+        "the term needs an SLO for tasks",
         "slo: {task: {within: 90s, wait: 2s}}",
     )
 
@@ -783,14 +783,14 @@ def _find_missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str
     problems = {}
     if plan is not None and plan.workload.slo is None:
         hint = "slo: {ttft: 2s, tpot: 100ms}"
-        problems["slo"] = Problem("no_slo", "it needs an SLO", hint)
+        problems["slo"] = Problem("no_slo", "the term needs an SLO", hint)
 
     if inputs.gpus is None and "gpus" not in inputs.document:
         hint = "gpus: 8 in the contract, or --gpus 8"
-        problems["gpus"] = Problem("missing_option", "it needs the number of GPUs", hint)
+        problems["gpus"] = Problem("missing_option", "the term needs the number of GPUs", hint)
 
     if "prices" not in inputs.document:
         hint = "prices: prices.yaml, relative to the contract (see docs/prices.example.yaml)"
-        problems["prices"] = Problem("no_price", "it needs prices", hint)
+        problems["prices"] = Problem("no_price", "the term needs prices", hint)
 
     return problems

@@ -71,7 +71,7 @@ def _check_repeats(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -
     level = plan.level
     if level.apart_ns is not None and level.repeats < 2:
         location = (*draft.location, "apart")
-        text = "apart needs at least two runs, the level has one"
+        text = "apart is a pause between runs, but the level has only one run"
         errors.add(location, "too_few", text, "repeats: 2 or more")
 
 

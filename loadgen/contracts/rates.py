@@ -161,8 +161,8 @@ def get_steady_span(loaded_run: LoadedRun) -> Span:
         raise EstimateError("all requests were scheduled at the same time, so there is no rate")
 
     raise EstimateError(
-        f"the {len(measured_due_ns):,} measured requests have no steady-state window: warm-up was "
-        "in flight or virtual users were starting or ending; a longer load is needed"
+        f"the load was too short for a steady-state window ({len(measured_due_ns):,} measured "
+        "requests): warm-up requests were still in flight, or virtual users were starting or ending"
     )
 
 

@@ -427,7 +427,7 @@ TERM_KINDS = {
     ),
     "sustained": TermKind(
         MIN_SHARE,
-        "throughput of the last {window} at least {limit} of the first {window}",
+        "throughput in the last {window} at least {limit} of the throughput in the first {window}",
         parameters=("window_ns",),
     ),
     # The largest difference of a latency between two nodes, as a fraction of the smaller value.

@@ -47,7 +47,7 @@ def cost(
         typer.Option(
             "--price",
             metavar="DIR=NAME",
-            help="Price to use for a result. With a single result: just NAME.",
+            help="Price to use for a result. With a single result, NAME is enough.",
         ),
     ] = None,
     gpus: Annotated[
@@ -55,7 +55,7 @@ def cost(
         typer.Option(
             "--gpus",
             metavar="DIR=N",
-            help="Number of GPUs of a result that recorded none. With a single result: just N.",
+            help="GPUs of a result that recorded none. With a single result, N is enough.",
         ),
     ] = None,
     utilization: Annotated[

@@ -95,8 +95,8 @@ def size(
             "--slo",
             metavar="TERM",
             help=(
-                "SLO term for sim:PRESET, like ttft:2s:p95; replaces the SLO of the workload. "
-                "A results folder has its own. Repeatable."
+                "SLO term for a simulated source (sim:PRESET), such as ttft:2s:p95; replaces the "
+                "SLO of the workload. Results folders keep the SLO of their run. Repeatable."
             ),
         ),
     ] = None,
@@ -114,7 +114,7 @@ def size(
         typer.Option(
             "--price",
             metavar="SOURCE=NAME",
-            help="Price to use for a source. With a single source: just NAME.",
+            help="Price to use for a source. With a single source, NAME is enough.",
         ),
     ] = None,
     currency: Annotated[

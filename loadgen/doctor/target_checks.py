@@ -815,8 +815,11 @@ def check_first_token(trials: Sequence[Trial]) -> Finding | None:
     return Finding(
         check="first token",
         state=WARNING,
-        observed=f"TTFT {ttft} for a short prompt; the HTTP headers came at once",
-        meaning="other load, a slow prefill or a buffered stream delays every first token",
+        observed=f"TTFT {ttft} for a short prompt, although the HTTP headers arrived at once",
+        meaning=(
+            "the server accepts requests quickly, but other load, a slow prefill or a buffered "
+            "stream delays every first token"
+        ),
         advice="make sure that no one else uses the server",
     )
 

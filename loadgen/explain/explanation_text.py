@@ -348,5 +348,7 @@ def _list_warnings(explanation: ExplainedDifference) -> list[str]:
 
     if explanation.withheld:
         names = ", ".join(explanation.withheld)
-        warnings.append(f"Our run withholds statistics of {names}, so they are left out.")
+        warnings.append(
+            f"Our run does not report some statistics of {names}, so they are left out."
+        )
     return [*warnings, *explanation.remarks]

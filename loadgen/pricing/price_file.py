@@ -493,7 +493,7 @@ def _check_energy(
     if energy.counted == "by_load" and energy.idle_watts is None:
         errors.add_error(
             "missing_key",
-            "counted: by_load needs idle_watts",
+            "power is counted by load, but idle_watts is missing",
             key_path,
             "add idle_watts, the power of an idle machine",
         )

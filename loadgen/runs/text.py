@@ -260,7 +260,10 @@ def _finish_reasons_section(requests: RequestCounts) -> Section:
         (reason, format.count(count), format.percent(count / requests.ok))
         for reason, count in requests.by_finish.items()
     ]
-    legend = "Reported by the server. length: the response reached the requested length or a limit."
+    legend = (
+        "Why the server ended each response, as it reported. The reason length means that the "
+        "requested length or a limit was reached."
+    )
     return section(
         "Finish reasons",
         Table(("finish reason", "requests", "% of ok"), rows),

@@ -240,7 +240,8 @@ def check_same_experiment(
     changed_options = _describe_changed_options(stored, requested)
     raise UserError(
         "mismatch",
-        f"the directory has another {stored.command_name} with different {labels}{changed_options}",
+        f"the directory contains another {stored.command_name}, which differs in: "
+        f"{labels}{changed_options}",
         str(output_dir),
         "repeat the same command, or use another --out",
     )

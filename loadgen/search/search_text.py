@@ -39,9 +39,9 @@ KIND_LABELS = {
 """Why a search runs a trial, as its progress names it."""
 STOP_LABELS = {
     "": "not finished",
-    "found": "a full-length trial {start} confirmed the load",
-    "coarse": "a full-length trial {start} confirmed the load, but the interval is still wider "
-    f"than requested after {ENOUGH_TRIALS} trials",
+    "found": "the capacity was confirmed by a full-length trial {start}",
+    "coarse": "the capacity was confirmed by a full-length trial {start}, but its confidence "
+    f"interval is still wider than requested after {ENOUGH_TRIALS} trials",
     "none": "even the lowest load failed",
     "highest": "the highest allowed load passed; raise --high to find the limit",
     "unconfirmed": "not confirmed: full-length trials failed at loads that had passed. The server "

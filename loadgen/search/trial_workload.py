@@ -79,7 +79,7 @@ def _check_rate(stage: Stage) -> None:
         return
     raise UserError(
         "unsupported",
-        f"stage {stage.name!r} has no rate to search over",
+        f"stage {stage.name!r} has no request rate that a search could change",
         "stages",
         "use poisson or constant arrivals",
     )

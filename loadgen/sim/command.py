@@ -63,7 +63,7 @@ class SimOptions:
         str,
         typer.Option(
             metavar="TIME",
-            help="Time to first token, such as 120ms, normal:120ms,20ms, lognormal:120ms,0.25.",
+            help="Time to first token: TIME, normal:MEAN,SD or lognormal:MEDIAN,SD_OF_LOGARITHM.",
         ),
     ] = "lognormal:120ms,0.25"
     itl: Annotated[

@@ -237,7 +237,7 @@ def check(row: Row, scene: Scene) -> None:
     row.do(scene)
     code, output = scene.ended(), scene.read_output()
     assert code in row.codes and row.expected_output in output, f"exit {code}: {output}"
-    assert "Traceback" not in output and "bug in loadgen" not in output, output
+    assert "Traceback" not in output and "internal error in loadgen" not in output, output
     last = monotonic() + 15
     while scene.group():
         assert monotonic() < last, f"processes are left: {scene.group()}"

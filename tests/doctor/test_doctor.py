@@ -121,7 +121,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
             "first token",
             "before the HTTP headers",
         ),
-        (Options(ttft="600ms", itl="0.2ms"), "first token", "headers came at once"),
+        (Options(ttft="600ms", itl="0.2ms"), "first token", "headers arrived at once"),
     ],
 )
 def test_doctor_warns_of_each_injected_failure(

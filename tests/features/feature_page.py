@@ -15,8 +15,12 @@ END = "<!-- end of the features -->"
 OTHERS_HEAD = """
 ## Result files of other tools
 
-What the result files of other tools contained on the day in the heading
-([other load generators](rivals.md)).
+We ran three other load generators ([other load generators](rivals.md)), and looked into the
+result files that they wrote. The table says which information these files contained on the day in
+the heading:
+"""
+MISSING_HEAD = """
+These features are missing on purpose, or are only partly there:
 """
 GROUPS = {
     "Arrival of requests": LOAD,
@@ -31,6 +35,20 @@ GROUPS = {
     "Operations": FLEETS,
     "SDK": SDK,
 }
+INTRODUCTIONS = {
+    "Arrival of requests": "loadgen can start requests in these ways:",
+    "Content of requests": "loadgen can send these kinds of requests:",
+    "APIs and servers": "loadgen can measure servers with these APIs and properties:",
+    "Metrics": "A result can contain these metrics:",
+    "Validity": "loadgen checks in these ways whether a measurement is correct:",
+    "Verdicts": "A measurement can end with these kinds of results:",
+    "Evidence": "Other people can read and check results in these ways:",
+    "Costs": "loadgen can compute these costs, and use these prices:",
+    "Formats of other tools": "loadgen can read or write these formats of other tools:",
+    "Operations": "loadgen can run in these environments, and use these sources of data:",
+    "SDK": "The SDK measures the requests of an application, and can do this:",
+}
+"""A sentence before the list of each group."""
 
 
 def tables(folder: Path) -> str:
@@ -38,7 +56,7 @@ def tables(folder: Path) -> str:
     bench = Bench(folder)
     lines, lacking, count = [], [], {"yes": 0, "partly": 0, "no": 0}
     for group, features in GROUPS.items():
-        lines += ["", f"## {group}", ""]
+        lines += ["", f"## {group}", "", INTRODUCTIONS[group], ""]
         for feature in features:
             outcome, absent = verdict(feature, bench)
             count[outcome] += 1
@@ -46,7 +64,7 @@ def tables(folder: Path) -> str:
                 lines.append(f"- {feature.name}")
             else:
                 lacking.append(
-                    f"| {feature.name} | {outcome} | {feature.exclusion_reason or absent} |"
+                    f"- **{feature.name}** ({outcome}): {feature.exclusion_reason or absent}"
                 )
     totals = (
         f"{sum(count.values())} features: "
@@ -56,11 +74,11 @@ def tables(folder: Path) -> str:
     heads = [f"{tool.name} {tool.version}, {tool.seen}" for tool in TOOLS]
     lines += [
         OTHERS_HEAD,
-        f"| in the result file | {' | '.join(heads)} |",
+        f"| information in the result file | {' | '.join(heads)} |",
         "|---|" + "---|" * len(heads),
     ]
     lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
-    return "\n".join([totals, "", "| missing | | why |", "|---|---|---|", *lacking, *lines])
+    return "\n".join([totals, MISSING_HEAD, *lacking, *lines])
 
 
 def page(folder: Path) -> str:

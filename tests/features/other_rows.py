@@ -44,21 +44,24 @@ def itl_ms(result: Any) -> float:
 
 SEEN = (
     Seen(
-        "Failed requests are counted",
+        "The number of failed requests",
         lambda of: any(name in of("refusals") for name in ("failed", "error_request_count")),
     ),
-    Seen("Failures are reported by kind", lambda of: bool(of("refusals").get("error_summary"))),
     Seen(
-        "More percentiles of TTFT than p50 and p99 by default",
+        "The number of failures of each kind", lambda of: bool(of("refusals").get("error_summary"))
+    ),
+    Seen(
+        "Other percentiles of TTFT than p50 and p99, without an option for them",
         lambda of: (
             "p90_ttft_ms" in of("quiet") or "p90" in of("quiet").get("time_to_first_token", {})
         ),
     ),
     Seen(
-        "DNS time separate from the connect time", lambda of: "http_req_dns_lookup" in of("quiet")
+        "The DNS time, separate from the connect time",
+        lambda of: "http_req_dns_lookup" in of("quiet"),
     ),
     Seen(
-        "Waiting time in the client",
+        "The time that requests waited in the client",
         lambda of: any(name in of("quiet") for name in ("queue_times", "credit_to_start_latency")),
     ),
     Seen(
@@ -66,14 +69,14 @@ SEEN = (
         lambda of: "max_concurrent_requests" in of("quiet"),
     ),
     Seen(
-        "Error messages",
+        "The error messages of failed requests",
         lambda of: any(
             error_line["error_details"].get("message")
             for error_line in of("refusals").get("error_summary", ())
         ),
     ),
     Seen(
-        "ITL within 2 % of the true 10.0 ms although the client is stopped a quarter of the time",
+        "The true ITL of 10.0 ms, within 2 %, while the client is stopped a quarter of the time",
         lambda of: abs(itl_ms(of("starved")) / 10.0 - 1) < 0.02,
     ),
 )

@@ -257,7 +257,8 @@ SENTENCES = {
         "--start-at"
     ),
     "store_died": (
-        "The process that stores the records {why}. All records are counted and remain in spool/"
+        "The process that stores the records {why}. No record is lost: all of them are counted and "
+        "remain in the folder spool/"
     ),
     "not_judged": "SLO objectives not evaluated: {metrics:list}, because {because:part}",
     "virtual_time": "Simulated in virtual time ({preset}), without a network or a client",

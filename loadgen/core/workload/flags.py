@@ -603,7 +603,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "turns": _choice_parser(
         {
             "first": "send the first question of each conversation",
-            "all": "send every turn, each after the response to the one before it",
+            "all": "send every turn, each after the response to the previous turn",
         }
     ),
     "trajectory_start": _choice_parser(

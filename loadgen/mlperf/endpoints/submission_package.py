@@ -183,7 +183,7 @@ def _warmup(point: PointResult) -> JsonObject:
         "duration_s": 0,
         "requests_issued": 0,
         "requests_completed": 0,
-        "data_source": "none: no request was sent before the measured ones",
+        "data_source": "none: the run has no warm-up",
         "concurrency": point.point.concurrency,
         "initialization_steps": [],
     }

@@ -34,9 +34,10 @@ def create_speculation_counters(options: Options) -> SpeculationCounters | None:
     if not 1 <= accepted_length <= longest:
         raise UserError(
             "out_of_range",
-            f"{accepted_length:g} tokens per step with drafts of {options.draft_tokens}",
+            f"{accepted_length:g} tokens per step are impossible, because a draft has "
+            f"{options.draft_tokens}",
             "--accepted-length",
-            f"use 1 to {longest}, or longer drafts (--draft-tokens)",
+            f"use 1 to {longest}, or more tokens per draft (--draft-tokens)",
         )
     return SpeculationCounters(accepted_length, options.draft_tokens)
 
