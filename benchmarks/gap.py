@@ -96,8 +96,8 @@ def find_confirmed_run(run_dir: Path) -> Path:
 def remove_local_names(scenario: str, scenario_dir: Path) -> None:
     """Replace the names of this machine and of its folders in the copied results.
 
-    The capacity gets the result folder as its evidence. The summary gets the command that a user
-    would type, and no host name.
+    They are committed, and should not depend on where they were made. The capacity gets the result
+    folder as its evidence. The summary gets the command that a user would type, and no host name.
     """
     capacity_path = scenario_dir / "capacity.json"
     if capacity_path.is_file():

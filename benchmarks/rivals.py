@@ -204,8 +204,10 @@ TOOL_NAMES = [tool.name for tool in TOOLS]
 def find_program(tool: Tool) -> str | None:
     """Return the program of a tool, or None if it is not installed.
 
-    It is looked for in the tool's own environment below LOADGEN_SERVERS, then on the PATH. A tool
-    that is a module of Python needs its own environment, because any Python is on the PATH.
+    It is looked for in the tool's own virtual environment, below the folder that the variable
+    LOADGEN_SERVERS names, and then on the PATH. A tool that is a module of Python needs its own
+    environment, because some Python is always on the PATH. loadgen has no environment of its own:
+    it is the one that runs this script.
     """
     if not tool.environment:
         return tool.program
