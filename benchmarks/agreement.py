@@ -647,7 +647,7 @@ def read_prices_of_search(
 ) -> Iterator[ReportedValue]:
     """Yield what `cost` and `size` compute from the capacity, and what it should be.
 
-    The capacity counts starts. `cost` prices single requests of a mix, so its values are converted
+    The capacity counts starts: requests, or whole conversations or tasks. `cost` prices single requests of a mix, so its values are converted
     with `requests_per_start`, which is 1 for other workloads.
     """
     offer = read_price_offer(case, "search")
@@ -810,7 +810,7 @@ class Bucket(NamedTuple):
 def find_bucket(page: str, histogram: str, quantile: float) -> Bucket | None:
     """Return the bucket of a histogram that contains a quantile.
 
-    Returns None if the page has no such histogram, as if the run ended before it could be read.
+    Returns None if the page has no such histogram, for example because the run ended too early.
     """
     pattern = rf'^{histogram}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)'
     buckets = re.findall(pattern, page, re.MULTILINE)
@@ -1005,7 +1005,7 @@ def read_capacities(case: Case) -> Iterator[ReportedValue]:
 
 def choose_load_points(case: Case, capacity_per_s: float) -> list[float]:
     """Return the rates of a sweep around a capacity, in ascending order."""
-    steps = SIMULATED_SWEEP_STEPS if case.is_simulated else REAL_SWEEP_STEPS
+    steps: Sequence[int] = SIMULATED_SWEEP_STEPS if case.is_simulated else REAL_SWEEP_STEPS
     if case.is_smoke:
         steps = steps[::3]
     return [capacity_per_s * SWEEP_STEP_FACTOR**step for step in steps]
