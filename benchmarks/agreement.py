@@ -647,8 +647,9 @@ def read_prices_of_search(
 ) -> Iterator[ReportedValue]:
     """Yield what `cost` and `size` compute from the capacity, and what it should be.
 
-    The capacity counts starts: requests, or whole conversations or tasks. `cost` prices single requests of a mix, so its values are converted
-    with `requests_per_start`, which is 1 for other workloads.
+    The capacity counts starts: requests, or whole conversations or tasks. `cost` prices single
+    requests of a mix, so its values are converted with `requests_per_start`, which is 1 for other
+    workloads.
     """
     offer = read_price_offer(case, "search")
     size_command = ["size", case.workload, "search", "--users", str(USERS), *PRICE_OPTIONS]
