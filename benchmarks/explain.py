@@ -5,17 +5,19 @@
 loadgen and each installed tool of `rivals.py` send the same closed loop to one endpoint, one after
 the other. The table has each metric that differs: both values, and the share of the difference that
 the parts of `loadgen explain` add up to. The first share uses the two results only. The second one
-also uses the log of what the endpoint sent to the other tool, which tells its client from the
-server. For a tool that is not installed, a stored file of it is used: those of results/rivals, or
-with `--files FOLDER` all files of a folder. Their log was not stored, so that of our own run is
-used. It is the same, because the pace of this endpoint does not depend on the client.
+also uses the log of what the endpoint sent to the other tool, so that it can tell delays of the
+client from those of the server.
+
+For a tool that is not installed, a stored result file is used: those of results/rivals, or with
+`--files FOLDER` all files of a folder. Their log was not stored, so the log of a run of loadgen is
+used. Both logs have the same pace, because the pace of this endpoint does not depend on the client.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +28,193 @@ from loadgen.core.errors import UserError
 from loadgen.explain.explanation import ExplainedDifference, explain_difference
 from loadgen.explain.parts import PART_LABELS, REQUIRED_SHARE, ExplainedMetric
 
-STORED_RESULTS = rig.BENCHMARKS_DIR.parent / "results/rivals"
-STORED_NAMES = {
+STORED_RESULTS_DIR = rig.BENCHMARKS_DIR.parent / "results/rivals"
+STORED_FILES = {
     "vllm": "vllm-quiet.json",
     "sglang": "sglang-quiet.jsonl",
     "aiperf": "aiperf-quiet.json",
 }
-"""The stored results of the situation "quiet" by the names of `rivals.TOOLS`."""
+"""The stored results of the situation "quiet", by the name of the tool."""
+
+SERVER_TOKEN_COUNT_OPTION = "--use-server-token-count"
+"""The option of AIPerf that reports the token counts of the server.
+
+Without it, AIPerf counts tokens with its own tokenizer."""
+
+IGNORED_DIFFERENCES = ("server:", "model:")
+"""The begin of differences between runs that do not matter: the endpoint has another port."""
+
+
+# -- run the tools --
+
+
+class ToolVariant(NamedTuple):
+    """A tool with one set of its options. Variants of the same tool have different names."""
+
+    name: str
+    tool: rivals.Tool
+
+
+def list_variants(only: Sequence[str] | None) -> list[ToolVariant]:
+    """Return the other tools, and AIPerf once more with the token counts of its own tokenizer.
+
+    `only` has the names of the tools, or is None for all of them.
+    """
+    variants = []
+    for tool in rivals.TOOLS:
+        if tool.name == rivals.LOADGEN.name or (only and tool.name not in only):
+            continue
+
+        variants.append(ToolVariant(tool.name, tool))
+        if SERVER_TOKEN_COUNT_OPTION in tool.command:
+            command = tool.command.replace(SERVER_TOKEN_COUNT_OPTION, "")
+            with_own_counts = tool._replace(command=command)
+            variants.append(ToolVariant(f"{tool.name}-tokenizer", with_own_counts))
+
+    return variants
+
+
+def send_load(
+    tool: rivals.Tool, program: str, url: str, output_dir: Path, load: rivals.Load
+) -> Path:
+    """Send the load with a tool and return the path of its result file."""
+    output_dir.mkdir(parents=True)
+    command = rivals.build_command(tool, program, url, output_dir, load)
+    rivals.run_tool(command, output_dir, timeout_s=load.timeout_s)
+    return output_dir / tool.result_file
+
+
+def run_loadgen(url: str, output_dir: Path, load: rivals.Load) -> Path:
+    """Send the load with loadgen and return the folder of its run."""
+    return send_load(rivals.LOADGEN, rivals.LOADGEN.program, url, output_dir, load).parent
+
+
+def save_endpoint_log(url: str, path: Path) -> None:
+    """Save what the endpoint sent since the last call of this function for it."""
+    path.write_bytes(rig.read_url(url + "/_log"))
+
+
+# -- explain their results --
+
+
+class ExplainedResult(NamedTuple):
+    """The result of another tool, explained without and with the log of the endpoint."""
+
+    source: str
+    without_log: ExplainedDifference
+    with_log: ExplainedDifference
+
+
+def explain_result(source: str, our_run: Path, result_path: Path, log: Path) -> ExplainedResult:
+    """Explain how a result file differs from a run of loadgen.
+
+    Raises UserError if `loadgen explain` cannot read or compare the file.
+    """
+    return ExplainedResult(
+        source=source,
+        without_log=explain_difference(our_run, result_path, allow_differences=True),
+        with_log=explain_difference(our_run, result_path, allow_differences=True, server_log=log),
+    )
+
+
+def explain_installed_tool(
+    variant: ToolVariant, program: str, output_dir: Path, load: rivals.Load
+) -> ExplainedResult | None:
+    """Measure one endpoint with loadgen and with a tool, and explain the difference.
+
+    Returns None if the tool wrote no result.
+    """
+    tool = variant.tool
+    log_path = output_dir / "endpoint.log"
+    with rig.serve_endpoint(**rivals.ENDPOINT_OPTIONS) as server:
+        our_run = run_loadgen(server.url, output_dir / "loadgen", load)
+        save_endpoint_log(server.url, output_dir / "endpoint-loadgen.log")
+        result_path = send_load(tool, program, server.url, output_dir / variant.name, load)
+        save_endpoint_log(server.url, log_path)
+
+    if not result_path.exists():
+        tool_output = output_dir / variant.name / rivals.OUTPUT_FILE
+        print(f"{variant.name}: no result; see {tool_output}")
+        return None
+
+    source = f"{variant.name}, installed: {rivals.read_version(tool, program)}"
+    return explain_result(source, our_run, result_path, log_path)
+
+
+def explain_stored_files(
+    files: Sequence[Path], output_dir: Path, args: argparse.Namespace, load: rivals.Load
+) -> Iterator[ExplainedResult]:
+    """Yield stored results of other tools, explained by a new run of loadgen.
+
+    Files that are results of another load, and files that cannot be read, are left out, and the
+    reason is printed.
+    """
+    log_path = output_dir / "endpoint.log"
+    with rig.serve_endpoint(**create_endpoint_options(args)) as server:
+        our_run = run_loadgen(server.url, output_dir / "loadgen", load)
+        save_endpoint_log(server.url, log_path)
+
+    for path in files:
+        try:
+            explained = explain_result(f"{path.name}, a stored file", our_run, path, log_path)
+        except UserError as error:
+            print(f"{path.name}: {error.message}")
+            continue
+
+        load_differences = [
+            difference
+            for difference in explained.without_log.differences
+            if not difference.startswith(IGNORED_DIFFERENCES)
+        ]
+        if load_differences:
+            print(f"{path.name}: another load, {'; '.join(load_differences)}")
+            continue
+
+        yield explained
+
+
+def create_endpoint_options(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options of the endpoint. `--ttft` and `--itl` replace the times of `rivals.py`."""
+    options = dict(rivals.ENDPOINT_OPTIONS)
+    if args.ttft:
+        options["ttft"] = args.ttft
+    if args.itl:
+        options["itl"] = args.itl
+    return options
+
+
+def explain_all(
+    output_dir: Path, args: argparse.Namespace, load: rivals.Load
+) -> Iterator[ExplainedResult]:
+    """Yield the results of all tools that are installed, or of which a file is stored.
+
+    With `--files`, yield those of the files only.
+    """
+    stored_dir = output_dir / "stored"
+    if args.files:
+        files = sorted(path for path in args.files.iterdir() if path.suffix.startswith(".json"))
+        yield from explain_stored_files(files, stored_dir, args, load)
+        return
+
+    stored_files = []
+    for variant in list_variants(args.only):
+        program = rivals.find_program(variant.tool)
+        if program is not None:
+            variant_dir = output_dir / f"with-{variant.name}"
+            explained = explain_installed_tool(variant, program, variant_dir, load)
+            if explained is not None:
+                yield explained
+        elif variant.name in STORED_FILES:
+            stored_files.append(STORED_RESULTS_DIR / STORED_FILES[variant.name])
+        elif variant.tool.name not in STORED_FILES:
+            print(f"{variant.name}: neither installed nor stored")
+
+    if stored_files:
+        yield from explain_stored_files(stored_files, stored_dir, args, load)
+
+
+# -- print --
+
 
 COLUMNS = (
     "tool",
@@ -46,230 +228,85 @@ COLUMNS = (
 )
 
 
-SERVER_TOKENS_OPTION = " --use-server-token-count"
-"""The option of `rivals.TOOLS` with which AIPerf uses the token counts of the server.
-
-By default, it counts tokens with its own tokenizer."""
-
-SERVER_FIELDS = ("server:", "model:")
-"""Differences that do not matter here: the same endpoint has another port in each run."""
-
-
-class ExplainedPair(NamedTuple):
-    """A result of another tool, explained without and with the log of the endpoint."""
-
-    source: str
-    without_log: ExplainedDifference
-    with_log: ExplainedDifference
-
-
-def list_tools(names: list[str] | None) -> Iterator[rivals.Tool]:
-    """Yield the other tools, and AIPerf once more with the token counts of its tokenizer."""
-    for tool in rivals.TOOLS:
-        if tool.name == "loadgen" or (names and tool.name not in names):
-            continue
-        yield tool
-        if SERVER_TOKENS_OPTION in tool.command:
-            yield tool._replace(
-                name=f"{tool.name}-tokenizer",
-                command=tool.command.replace(SERVER_TOKENS_OPTION, ""),
-            )
-
-
-def run_our_load(url: str, output_dir: Path, args: argparse.Namespace, tokenizer: str) -> Path:
-    """Send the load of `rivals.py` with loadgen and return the folder of the run."""
-    tool = next(tool for tool in rivals.TOOLS if tool.name == "loadgen")
-    output_dir.mkdir(parents=True)
-    command = rivals.build_command(
-        tool,
-        tool.program,
-        url,
-        tokenizer,
-        output_dir,
-        args,
-        input_tokens=args.input,
-        output_tokens=args.output,
-    )
-    rivals.run_tool(
-        command, output_dir / rivals.OUTPUT_FILE, is_starved=False, timeout_s=args.minutes * 60
-    )
-    return output_dir / "run"
-
-
-def explain_installed_tool(
-    tool: rivals.Tool, program: str, tokenizer: str, out: Path, args: argparse.Namespace
-) -> ExplainedPair | None:
-    """Measure one endpoint with loadgen and with a tool; return None if the tool has no result."""
-    with rig.serve_endpoint(**rivals.OPTIONS) as server:
-        our_run = run_our_load(server.url, out / "loadgen", args, tokenizer)
-        rig.read_url(server.url + "/_log")  # empties the log
-
-        tool_dir = out / tool.name
-        tool_dir.mkdir()
-        command = rivals.build_command(
-            tool,
-            program,
-            server.url,
-            tokenizer,
-            tool_dir,
-            args,
-            input_tokens=args.input,
-            output_tokens=args.output,
-        )
-        rivals.run_tool(
-            command, tool_dir / rivals.OUTPUT_FILE, is_starved=False, timeout_s=args.minutes * 60
-        )
-        log_path = out / "endpoint.log"
-        log_path.write_bytes(rig.read_url(server.url + "/_log"))
-
-    result_path = tool_dir / tool.result
-    if not result_path.exists():
-        print(f"{tool.name}: no result; see {tool_dir / rivals.OUTPUT_FILE}")
-        return None
-
-    return ExplainedPair(
-        source=f"{tool.name}, installed: {rivals.read_version(tool, program)}",
-        without_log=explain_difference(our_run, result_path, allow_differences=True),
-        with_log=explain_difference(
-            our_run, result_path, allow_differences=True, server_log=log_path
-        ),
-    )
-
-
-def explain_stored_files(
-    files: list[Path], tokenizer: str, out: Path, args: argparse.Namespace
-) -> Iterator[ExplainedPair]:
-    """Yield stored results of other tools, explained by a run of loadgen on the same endpoint."""
-    with rig.serve_endpoint(**build_endpoint_options(args)) as server:
-        our_run = run_our_load(server.url, out / "loadgen", args, tokenizer)
-        log_path = out / "endpoint.log"
-        log_path.write_bytes(rig.read_url(server.url + "/_log"))
-
-    for path in files:
-        try:
-            explanation = explain_difference(our_run, path, allow_differences=True)
-            differences = [
-                text for text in explanation.differences if not text.startswith(SERVER_FIELDS)
-            ]
-            if differences:
-                print(f"{path.name}: another load, {'; '.join(differences)}")
-                continue
-            with_log = explain_difference(
-                our_run, path, allow_differences=True, server_log=log_path
-            )
-        except UserError as error:
-            print(f"{path.name}: {error.message}")
-            continue
-        yield ExplainedPair(f"{path.name}, a stored file", explanation, with_log)
-
-
-def build_endpoint_options(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options of the endpoint. `--ttft` and `--itl` replace the times of `rivals.py`."""
-    options = dict(rivals.OPTIONS)
-    if args.ttft:
-        options["ttft"] = args.ttft
-    if args.itl:
-        options["itl"] = args.itl
-    return options
-
-
-def create_rows(pair: ExplainedPair) -> Iterator[list[str]]:
-    """Yield a row for each metric of a result that differs from ours."""
-    with_log = {metric.metric: metric for metric in pair.with_log.metrics}
-    for metric in pair.without_log.metrics:
+def create_rows(result: ExplainedResult) -> Iterator[list[str]]:
+    """Yield the cells of each metric that differs from ours, in the order of COLUMNS."""
+    metrics_with_log = {metric.metric: metric for metric in result.with_log.metrics}
+    for metric in result.without_log.metrics:
         if metric.outcome == "equal":
             continue
-        logged = with_log[metric.metric]
+
+        metric_with_log = metrics_with_log[metric.metric]
         yield [
-            pair.without_log.tool,
+            result.without_log.tool,
             metric.label,
             f"{metric.ours:,.2f}",
             f"{metric.theirs:,.2f}",
             f"{metric.difference:+,.2f}",
-            format_share(metric),
-            format_share(logged),
-            describe_largest_parts(logged),
+            format_explained_share(metric),
+            format_explained_share(metric_with_log),
+            describe_largest_parts(metric_with_log),
         ]
 
 
-def format_share(metric: ExplainedMetric) -> str:
-    """Return the explained share, marked if chance explains the rest."""
+def format_explained_share(metric: ExplainedMetric) -> str:
+    """Return the explained share of a difference in %, marked if chance explains the rest."""
     share = max(metric.explained_share or 0.0, 0.0)
     mark = " (rest by chance)" if metric.outcome == "within_variation" else ""
     return f"{share * 100:.0f} %{mark}"
 
 
 def describe_largest_parts(metric: ExplainedMetric) -> str:
-    """Return the two largest parts with their changes."""
-    largest = sorted(metric.parts, key=lambda part: -abs(part.change))[:2]
-    return ", ".join(f"{PART_LABELS[part.name]} {part.change:+,.2f}" for part in largest)
+    """Return the two parts that explain most of a difference, with their signs."""
+    largest_parts = sorted(metric.parts, key=lambda part: abs(part.change), reverse=True)[:2]
+    return ", ".join(f"{PART_LABELS[part.name]} {part.change:+,.2f}" for part in largest_parts)
 
 
-def summarize(pair: ExplainedPair) -> str:
-    """Return for how many metrics of a result at least REQUIRED_SHARE is explained."""
-    texts = []
-    for name, explanation in (("without", pair.without_log), ("with", pair.with_log)):
-        differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
-        explained = [metric for metric in differing if metric.outcome == "explained"]
-        by_chance = [metric for metric in differing if metric.outcome == "within_variation"]
-        texts.append(
-            f"{name} the log, {len(explained)} of {len(differing)} differences to at least "
-            f"{REQUIRED_SHARE * 100:.0f} %, {len(by_chance)} more by chance"
-        )
-    return f"- {pair.source}: {'; '.join(texts)}"
+def summarize_result(result: ExplainedResult) -> str:
+    """Return how many differences of a result are explained, without and with the log."""
+    without_log = count_explained(result.without_log)
+    with_log = count_explained(result.with_log)
+    return f"- {result.source}: without the log, {without_log}; with the log, {with_log}"
 
 
-def collect_pairs(tokenizer: str, out: Path, args: argparse.Namespace) -> Iterator[ExplainedPair]:
-    """Yield a result of each tool that is installed or of which a file is stored."""
-    if args.files:
-        files = sorted(path for path in args.files.iterdir() if path.suffix.startswith(".json"))
-        yield from explain_stored_files(files, tokenizer, out / "stored", args)
-        return
+def count_explained(explanation: ExplainedDifference) -> str:
+    """Return how many of the differences are explained to at least REQUIRED_SHARE, as a text."""
+    differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
+    explained = [metric for metric in differing if metric.outcome == "explained"]
+    by_chance = [metric for metric in differing if metric.outcome == "within_variation"]
+    return (
+        f"{len(explained)} of {len(differing)} differences to at least "
+        f"{REQUIRED_SHARE * 100:.0f} %, {len(by_chance)} more by chance"
+    )
 
-    missing = []
-    for tool in list_tools(args.only):
-        program = rivals.find_program(tool)
-        if not program:
-            missing.append(tool.name)
-            continue
-        pair = explain_installed_tool(tool, program, tokenizer, out / f"with-{tool.name}", args)
-        if pair is not None:
-            yield pair
 
-    stored = [STORED_RESULTS / STORED_NAMES[name] for name in missing if name in STORED_NAMES]
-    unavailable = [name for name in missing if name.removesuffix("-tokenizer") not in STORED_NAMES]
-    if unavailable:
-        print(f"neither installed nor stored: {', '.join(unavailable)}")
-    if stored:
-        yield from explain_stored_files(stored, tokenizer, out / "stored", args)
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
+    parser = rig.create_parser(__doc__)
+    rivals.add_load_options(parser, rivals.TOOL_NAMES, default_requests=32)
+    parser.add_argument("--files", type=Path, help="a folder with result files of other tools")
+    parser.add_argument("--input", type=int, default=rivals.INPUT_TOKENS, help="tokens of a prompt")
+    parser.add_argument(
+        "--output", type=int, default=rivals.OUTPUT_TOKENS, help="tokens of a response"
+    )
+    parser.add_argument("--ttft", default="", help="of the endpoint, with --files")
+    parser.add_argument("--itl", default="", help="of the endpoint, with --files")
+    parser.add_argument("--out", type=Path, help="folder of the raw files")
+    return rig.parse_arguments(parser, only=["vllm"])
 
 
 def main() -> None:
     """Explain the results of all tools and print the shares."""
-    parser = rig.create_parser(__doc__)
-    parser.add_argument("--tokenizer", help="a folder with tokenizer.json")
-    parser.add_argument("--only", action="append", help="a tool; repeatable")
-    parser.add_argument("--files", type=Path, help="a folder with result files of other tools")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--lanes", type=int, default=8, help="virtual users")
-    parser.add_argument("--input", type=int, default=rivals.INPUT, help="tokens of a prompt")
-    parser.add_argument("--output", type=int, default=rivals.OUTPUT, help="tokens of a response")
-    parser.add_argument("--ttft", default="", help="of the endpoint, with --files")
-    parser.add_argument("--itl", default="", help="of the endpoint, with --files")
-    parser.add_argument("--minutes", type=float, default=5.0, help="that a tool may take")
-    parser.add_argument("--out", type=Path, help="folder of the raw files")
-    args = rig.parse_arguments(parser, requests=32, lanes=8, only=["vllm"])
-
+    args = parse_command_line()
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = rivals.find_tokenizer(args, parser, scratch)
-        out = (args.out or Path(scratch)).absolute()
-        pairs = list(collect_pairs(tokenizer, out, args))
+        load = rivals.create_load(args, Path(scratch), args.input, args.output)
+        output_dir = (args.out or Path(scratch)).absolute()
+        results = list(explain_all(output_dir, args, load))
 
-    rows = [row for pair in pairs for row in create_rows(pair)]
+    rows = [row for result in results for row in create_rows(result)]
     print(rig.format_table(COLUMNS, rows))
     print()
-    for pair in pairs:
-        print(summarize(pair))
+    for result in results:
+        print(summarize_result(result))
 
 
 if __name__ == "__main__":

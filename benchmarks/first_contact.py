@@ -5,11 +5,11 @@
     python benchmarks/first_contact.py --uvx uvx --wheel LOADGEN.whl --wheel SDK.whl
 
 With --install, each tool is installed into a fresh environment below DIR by `pip install
---no-cache-dir` of its released version (for this one: the checkout), and timed and weighed. Then
-the command of its documentation sends 32 requests, eight at once, to an endpoint whose log is the
-truth. It does so twice, because the first time compiles modules and fills caches, and once more as
-on a network without the Hub and without a tokenizer of the model. Commands and results are those of
-`rivals.py`. The table has steps, seconds and MB.
+--no-cache-dir` of its released version (for this one: the checkout). The time and the size of the
+installation are measured. Then the command of its documentation sends 32 requests, eight at once,
+to an endpoint whose log is the truth. It does so twice, because the first time compiles modules and
+fills caches, and once more as on a network without the Hub and without a tokenizer of the model.
+Commands and results are those of `rivals.py`. The table has steps, seconds and MB.
 
 With --wheel, one command of uvx installs loadgen from its wheel and runs a workload on a simulated
 server: once with an empty cache of packages, once with the cache that this has filled, and once
@@ -26,97 +26,120 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import rig
 import rivals
 
-CLOSED_PORT_URL = "http://127.0.0.1:9"  # what asks the network is refused at once
+# A port on which nothing listens. As a proxy, it makes each connection to the network fail at once.
+CLOSED_PORT_URL = "http://127.0.0.1:9"
+MAX_ERROR_CHARACTERS = 110  # of an error in a cell of the table
+DISK_BLOCK_BYTES = 512  # the unit of `st_blocks`
+
+
+class DiskUsage(NamedTuple):
+    """The size of an installation, and the number of its packages."""
+
+    megabytes: float
+    packages: int
+
+
+def measure_disk_usage(root: Path, metadata_dirs: Iterable[Path]) -> DiskUsage:
+    """Return the size of all files below a folder, with files of several hard links counted once.
+
+    `metadata_dirs` are the `.dist-info` folders: one per package, or several with the same name.
+    """
+    bytes_by_file = {}
+    for path in root.rglob("*"):
+        status = path.lstat()
+        bytes_by_file[status.st_dev, status.st_ino] = status.st_blocks * DISK_BLOCK_BYTES
+
+    package_names = {path.name for path in metadata_dirs}
+    return DiskUsage(sum(bytes_by_file.values()) / 1e6, len(package_names))
+
+
+# -- installation --
 
 
 class Installation(NamedTuple):
-    """How a tool is installed.
+    """How a user installs a tool and runs it for the first time."""
 
-    `steps` lists what a user types or brings. `options_without_tokenizer` replaces `--tokenizer
-    FOLDER`.
-    """
-
-    requirement: str
-    steps: str
-    options_without_tokenizer: str = ""
+    requirement: str  # as `pip install` takes it
+    steps: str  # what the user types or provides
+    options_without_tokenizer: str = ""  # replace the option `--tokenizer FOLDER`
 
 
 INSTALLATIONS = {
     "loadgen": Installation(str(rig.BENCHMARKS_DIR.parent), "install, run"),
     "guidellm": Installation("guidellm==0.8.1", "install, a tokenizer, run"),
-    "aiperf": Installation("aiperf==0.13.0", "install, run", " --tokenizer builtin"),
-    "vllm": Installation("vllm==0.32.0", "install, a tokenizer, run", " --skip-tokenizer-init"),
+    "aiperf": Installation("aiperf==0.13.0", "install, run", "--tokenizer builtin"),
+    "vllm": Installation("vllm==0.32.0", "install, a tokenizer, run", "--skip-tokenizer-init"),
 }
+"""The compared tools, by their names in `rivals.TOOLS`."""
 
 
 class InstalledTool(NamedTuple):
-    """An installed tool and its program.
+    """A tool that can be run."""
 
-    `seconds` and `megabytes` are None if it was installed before or cannot be weighed.
-    """
-
+    tool: rivals.Tool
     program: str
-    seconds: float | None
-    megabytes: float | None
-    packages: int | None = None
+    install_s: float | None = None  # None if it was installed before
+    disk_usage: DiskUsage | None = None  # None for the running Python, which has other packages
+
+
+def prepare_tool(tool: rivals.Tool, install_dir: Path | None) -> InstalledTool | None:
+    """Install a tool below a folder, or find the installed one if there is no such folder.
+
+    Returns None if the tool is not installed.
+    """
+    if install_dir is not None:
+        return install_tool(tool, install_dir / tool.name)
+    return find_installed_tool(tool)
 
 
 def install_tool(tool: rivals.Tool, environment_dir: Path) -> InstalledTool:
-    """Install a tool into a fresh environment, as its users do."""
+    """Install a tool into a fresh environment, as its users do, and measure the time."""
+    bin_dir = environment_dir / "bin"
+    requirement = INSTALLATIONS[tool.name].requirement
+    pip_options = ["-q", "--no-cache-dir", "--disable-pip-version-check"]
+
     started_s = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", environment_dir], check=True)
-    pip: list[str | Path] = [
-        environment_dir / "bin" / "pip",
-        "install",
-        "-q",
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-    ]
     subprocess.run(
-        [*pip, INSTALLATIONS[tool.name].requirement], check=True, stderr=subprocess.DEVNULL
+        [bin_dir / "pip", "install", *pip_options, requirement],
+        check=True,
+        stderr=subprocess.DEVNULL,
     )
-    seconds = time.monotonic() - started_s
-    name = Path(tool.program).name if tool.environment else "python"
+    install_s = time.monotonic() - started_s
 
+    # loadgen runs as a module of Python.
+    program_name = Path(tool.program).name if tool.environment else "python"
     return InstalledTool(
-        str(environment_dir / "bin" / name), seconds, *measure_environment(environment_dir)
+        tool, str(bin_dir / program_name), install_s, measure_environment(environment_dir)
     )
 
 
-def measure_environment(environment: Path) -> tuple[float, int]:
-    """Return MB on the disk, with links counted once, and the number of packages."""
-    sizes = {
-        (stat.st_dev, stat.st_ino): stat.st_blocks * 512
-        for stat in map(os.lstat, environment.rglob("*"))
-    }
-    return sum(sizes.values()) / 1e6, len(
-        [*environment.glob("lib/python3*/site-packages/*.dist-info")]
-    )
-
-
-def find_installed(tool: rivals.Tool) -> InstalledTool | None:
-    """Return the tool that is installed already, or None."""
+def find_installed_tool(tool: rivals.Tool) -> InstalledTool | None:
+    """Return a tool that was installed before, or None if it is not installed."""
     program = rivals.find_program(tool)
-    if not program:
+    if program is None:
         return None
-    weight = measure_environment(Path(program).parents[1]) if tool.environment else (None, None)
-    return InstalledTool(program, None, *weight)
+    if not tool.environment:  # loadgen in the running Python
+        return InstalledTool(tool, program)
+
+    environment_dir = Path(program).parents[1]
+    return InstalledTool(tool, program, disk_usage=measure_environment(environment_dir))
 
 
-def find_error_line(text: str) -> str:
-    """Return the line of an output that says what went wrong.
+def measure_environment(environment_dir: Path) -> DiskUsage:
+    """Return the size of a virtual environment."""
+    metadata_dirs = environment_dir.glob("lib/python3*/site-packages/*.dist-info")
+    return measure_disk_usage(environment_dir, metadata_dirs)
 
-    It is the last line with the name of an error, or else the last line.
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"(?i)error\b|offline", line)]
-    return next(iter([*errors[-1:], *lines[-1:]]), "nothing")
+
+# -- first load --
 
 
 class FirstLoad(NamedTuple):
@@ -125,204 +148,214 @@ class FirstLoad(NamedTuple):
     Without a result, `ttft` is "" and `error` says what went wrong.
     """
 
-    seconds: float
+    duration_s: float
     ttft: str = ""
     error: str = ""
 
 
-OUTPUT_FILE = "said.txt"
-
-
-def run_first_load(
-    tool: rivals.Tool, program: str, tokenizer: str, output_dir: Path, args: Any
+def run_load(
+    installed: InstalledTool, output_dir: Path, load: rivals.Load, *, is_isolated: bool = False
 ) -> FirstLoad:
     """Run one load by a tool against an endpoint whose log is the truth.
 
-    With an empty `tokenizer`, the tool runs as on a network without the Hub: no package or model
-    can be fetched.
+    With `is_isolated`, the tool runs without a tokenizer, as on a network without the Hub, from
+    which no package or model can be fetched.
     """
+    tool = installed.tool
     output_dir.mkdir(parents=True)
-    with rig.serve_endpoint(**rivals.OPTIONS) as server:
-        command = rivals.build_command(
-            tool, program, server.url, tokenizer or "none", output_dir, args
-        )
-        if not tokenizer:
+    with rig.serve_endpoint(**rivals.ENDPOINT_OPTIONS) as server:
+        command = rivals.build_command(tool, installed.program, server.url, output_dir, load)
+        if is_isolated:
             command = isolate_from_network(command, tool)
 
         started_s = time.monotonic()
-        rivals.run_tool(
-            command, output_dir / OUTPUT_FILE, is_starved=False, timeout_s=args.minutes * 60
-        )
-        seconds = time.monotonic() - started_s
+        rivals.run_tool(command, output_dir, timeout_s=load.timeout_s)
+        duration_s = time.monotonic() - started_s
         endpoint_log = rig.read_url(server.url + "/_log")
 
-    if not (output_dir / tool.result).exists():
-        output = (output_dir / OUTPUT_FILE).read_text("utf-8", errors="replace")
-        return FirstLoad(seconds, error=find_error_line(output))
+    if not (output_dir / tool.result_file).exists():
+        output = (output_dir / rivals.OUTPUT_FILE).read_text("utf-8", errors="replace")
+        return FirstLoad(duration_s, error=find_error_line(output))
 
-    reported, own_verdict = rivals.read_tool_result(tool, output_dir)
+    return FirstLoad(duration_s, ttft=format_ttft(tool, output_dir, endpoint_log))
+
+
+def format_ttft(tool: rivals.Tool, output_dir: Path, endpoint_log: bytes) -> str:
+    """Return the reported and the true TTFT p50 in ms, and the verdict of loadgen on its run."""
+    report = rivals.read_tool_report(tool, output_dir)
     truth = rivals.read_truth(endpoint_log)
+    ttft = f"{report.result.ttft_p50_ms or 0:.1f} / {truth.ttft_p50_ms or 0:.1f}"
+    if tool.name != rivals.LOADGEN.name:
+        return ttft
 
-    ttft = f"{reported.ttft or 0:.1f} / {truth.ttft or 0:.1f}"
-    if tool.name == "loadgen":
-        ttft = f"{ttft} {own_verdict.partition(':')[0]}".strip()
-
-    return FirstLoad(seconds, ttft)
+    verdict = re.split("[:;]", report.remarks)[0]  # before its reasons
+    return f"{ttft} {verdict}"
 
 
-def measure_uvx(uvx: str, wheels: list[Path], scratch: Path) -> list[list[str]]:
-    """Return a row for each state of the caches: its name, seconds, MB and the verdict.
+def isolate_from_network(command: str, tool: rivals.Tool) -> str:
+    """Return a command without a tokenizer, and with a proxy that refuses every connection."""
+    other_options = INSTALLATIONS[tool.name].options_without_tokenizer
+    command_without_tokenizer = re.sub(r"--tokenizer\s+\S+", other_options, command)
+    proxy = f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={CLOSED_PORT_URL}"
+    return f"{proxy} {command_without_tokenizer}"
 
-    The megabytes are those of the environment that uvx creates, on the disk.
+
+def find_error_line(output: str) -> str:
+    """Return the line of an output that says what went wrong.
+
+    It is the last line with the name of an error, or else the last line.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if not lines:
+        return "nothing was printed"
+
+    error_lines = [line for line in lines if re.search(r"(?i)error\b|offline", line)]
+    return error_lines[-1] if error_lines else lines[-1]
+
+
+TOOL_COLUMNS = (
+    "tool",
+    "steps",
+    "install, s",
+    "MB",
+    "packages",
+    "first load, s",
+    "second load, s",
+    "TTFT p50 / true, ms",
+    "without tokenizer and Hub",
+)
+
+
+def measure_tool(installed: InstalledTool, scratch: Path, load: rivals.Load) -> list[str]:
+    """Run the loads of a tool and return its row, in the order of TOOL_COLUMNS.
+
+    The tool runs its first load, the same load again, and once without a tokenizer and the Hub.
+    """
+    name = installed.tool.name
+    first = run_load(installed, scratch / f"{name}-first", load)
+    second = run_load(installed, scratch / f"{name}-second", load)
+    isolated = run_load(installed, scratch / f"{name}-isolated", load, is_isolated=True)
+
+    megabytes = ""
+    packages = ""
+    if installed.disk_usage is not None:
+        megabytes = f"{installed.disk_usage.megabytes:,.0f}"
+        packages = str(installed.disk_usage.packages)
+
+    isolated_result = f"no: {isolated.error[:MAX_ERROR_CHARACTERS]}"
+    if isolated.ttft:
+        isolated_result = f"{isolated.duration_s:.1f} s"
+
+    return [
+        name,
+        INSTALLATIONS[name].steps,
+        rivals.format_number(installed.install_s, 0),
+        megabytes,
+        packages,
+        f"{first.duration_s:.1f}",
+        f"{second.duration_s:.1f}",
+        first.ttft or first.error,
+        isolated_result,
+    ]
+
+
+def print_tools(args: argparse.Namespace) -> None:
+    """Print install time, size and first load of each tool."""
+    names = args.only or INSTALLATIONS
+    tools = [tool for tool in rivals.TOOLS if tool.name in INSTALLATIONS and tool.name in names]
+
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        load = rivals.create_load(args, Path(scratch))
+        for tool in tools:
+            installed = prepare_tool(tool, args.install)
+            if installed is None:
+                print(f"{tool.name}: not installed")
+            else:
+                rows.append(measure_tool(installed, Path(scratch), load))
+
+    print(rig.format_table(TOOL_COLUMNS, rows))
+
+
+# -- uvx --
+
+
+UVX_COLUMNS = ("uvx with", "s", "MB", "packages", "result")
+
+
+def measure_uvx(uvx: str, wheels: Sequence[Path], scratch: Path) -> list[list[str]]:
+    """Run loadgen with uvx from an empty cache to a full one; return a row for each state of it.
 
     Args:
         uvx: The program `uvx`.
         wheels: The wheel of loadgen, and those of its dependencies that are in no registry.
-        scratch: An empty directory for caches and results.
+        scratch: An empty directory for the cache and the results.
     """
-    cache = scratch / "cache"
-    environment = os.environ | {"UV_CACHE_DIR": str(cache)}
-
+    cache_dir = scratch / "cache"
     command: list[str | Path] = [uvx, "--from", wheels[0]]
     for wheel in wheels[1:]:
         command += ["--with", wheel]
-
     command += ["loadgen", "run", "qa", "--url", "sim:gb300-vm", "-o"]
+
     rows = []
-    for state in ("empty cache", "packages in the cache", "environment in the cache"):
-        if state == "packages in the cache":
-            shutil.rmtree(cache / "environments-v2", ignore_errors=True)
+    rows.append(["empty cache", *run_uvx([*command, scratch / "run-1"], cache_dir)])
 
-        started_s = time.monotonic()
-        done = subprocess.run(
-            [*command, scratch / state.replace(" ", "-")],
-            env=environment,
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        seconds = time.monotonic() - started_s
-        verdict = re.search(r"Measurement +(\w+)", done.stdout)
-        megabytes, packages = measure_uv_archive(cache)
-        result = verdict[1] if verdict else find_error_line(done.stderr)
-        rows.append([state, f"{seconds:.1f}", f"{megabytes:.0f}", str(packages), result])
-
+    # The packages stay, and uvx has to create the environment again.
+    shutil.rmtree(cache_dir / "environments-v2", ignore_errors=True)
+    rows.append(["packages in the cache", *run_uvx([*command, scratch / "run-2"], cache_dir)])
+    rows.append(["environment in the cache", *run_uvx([*command, scratch / "run-3"], cache_dir)])
     return rows
 
 
-def measure_uv_archive(cache: Path) -> tuple[float, int]:
-    """Return the MB of the unpacked packages in the cache of uv, and how many there are.
-
-    The environments of uvx consist of links to these files.
-    """
-    sizes = {
-        (stat.st_dev, stat.st_ino): stat.st_blocks * 512
-        for stat in map(os.lstat, (cache / "archive-v0").rglob("*"))
-    }
-    packages = {path.name for path in (cache / "archive-v0").glob("*/*.dist-info")}
-    return sum(sizes.values()) / 1e6, len(packages)
-
-
-def isolate_from_network(command: str, tool: rivals.Tool) -> str:
-    """Return the command without a tokenizer, and with a proxy that refuses every connection."""
-    other_options = INSTALLATIONS[tool.name].options_without_tokenizer
-    command = re.sub(r" --tokenizer \S+", other_options, command)
-    return f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={CLOSED_PORT_URL} {command}"
-
-
-def measure_tool(tool: rivals.Tool, tokenizer: str, scratch: Path, args: Any) -> list[str] | None:
-    """Return the row of a tool, or None if it is not installed.
-
-    The tool is installed first if `--install` is passed. It runs its first load, the same load
-    again, and once without a tokenizer and the Hub.
-    """
-    if args.install:
-        installed: InstalledTool | None = install_tool(tool, args.install / tool.name)
-    else:
-        installed = find_installed(tool)
-
-    if installed is None:
-        return None
-
-    first, second, isolated = (
-        run_first_load(tool, installed.program, folder, scratch / f"{tool.name}-{index}", args)
-        for index, folder in enumerate([tokenizer, tokenizer, ""])
+def run_uvx(command: Sequence[str | Path], cache_dir: Path) -> list[str]:
+    """Run a command of uvx with this cache; return the cells of UVX_COLUMNS after the first one."""
+    started_s = time.monotonic()
+    completed = subprocess.run(
+        command,
+        env=os.environ | {"UV_CACHE_DIR": str(cache_dir)},
+        cwd=cache_dir.parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if isolated.ttft:
-        isolated_cell = f"{isolated.seconds:.1f} s"
-    else:
-        isolated_cell = f"no: {isolated.error[:110]}"
+    duration_s = time.monotonic() - started_s
 
-    return [
-        tool.name,
-        INSTALLATIONS[tool.name].steps,
-        rivals.format_number(installed.seconds, 0),
-        rivals.format_number(installed.megabytes, 0),
-        str(installed.packages or ""),
-        f"{first.seconds:.1f}",
-        f"{second.seconds:.1f}",
-        first.ttft or first.error,
-        isolated_cell,
-    ]
+    verdict = re.search(r"Measurement +(\w+)", completed.stdout)
+    result = verdict[1] if verdict else find_error_line(completed.stderr)
+
+    # The environments of uvx consist of links to the unpacked packages in this folder.
+    archive_dir = cache_dir / "archive-v0"
+    usage = measure_disk_usage(archive_dir, archive_dir.glob("*/*.dist-info"))
+    return [f"{duration_s:.1f}", f"{usage.megabytes:.0f}", str(usage.packages), result]
 
 
-def print_uvx(args: Any) -> None:
+def print_uvx(args: argparse.Namespace) -> None:
     """Print what one command of uvx costs, from an empty cache to a full one."""
     wheels = [wheel.absolute() for wheel in args.wheel]
     with tempfile.TemporaryDirectory() as scratch:
         rows = measure_uvx(args.uvx, wheels, Path(scratch))
-    print(rig.format_table(["uvx with", "s", "MB", "packages", "result"], rows))
+    print(rig.format_table(UVX_COLUMNS, rows))
 
 
-def print_tools(args: Any, parser: argparse.ArgumentParser) -> None:
-    """Print install time, size and first load of each tool."""
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = rivals.find_tokenizer(args, parser, scratch)
-        for tool in rivals.TOOLS:
-            if tool.name not in INSTALLATIONS or (args.only and tool.name not in args.only):
-                continue
-            row = measure_tool(tool, tokenizer, Path(scratch), args)
-            if row is None:
-                print(f"{tool.name}: not installed")
-            else:
-                rows.append(row)
-
-    columns = [
-        "who",
-        "steps",
-        "install, s",
-        "MB",
-        "packages",
-        "first load, s",
-        "again, s",
-        "TTFT p50 / true, ms",
-    ]
-    print(rig.format_table([*columns, "without tokenizer and Hub"], rows))
-
-
-def main() -> None:
-    """Print install time, size and first load of each tool, or of the wheel with uvx."""
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = rig.create_parser(__doc__)
-    parser.add_argument(
-        "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
-    )
+    rivals.add_load_options(parser, INSTALLATIONS, default_requests=32)
     parser.add_argument("--install", type=Path, help="make fresh environments below this folder")
-    parser.add_argument("--only", action="append", choices=INSTALLATIONS, help="a tool; repeatable")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--lanes", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=5.0, help="that a load may take")
     parser.add_argument(
         "--wheel", action="append", type=Path, help="a wheel: that of loadgen first; repeatable"
     )
     parser.add_argument("--uvx", default="uvx", help="the program uvx")
+    return rig.parse_arguments(parser, requests=4, concurrency=2, only=["loadgen"])
 
-    args = rig.parse_arguments(parser, requests=4, lanes=2, only=["loadgen"])
+
+def main() -> None:
+    """Print install time, size and first load of each tool, or of the wheel with uvx."""
+    args = parse_command_line()
     if args.wheel:
         print_uvx(args)
     else:
-        print_tools(args, parser)
+        print_tools(args)
 
 
 if __name__ == "__main__":

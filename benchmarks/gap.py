@@ -16,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,52 +27,65 @@ from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.cost import published
 
 PRESET = "gb300-rack"
-MIN_RULES_S = 600  # least length of a run by the rules
-SOURCE_FILE = "seen.txt"  # the tree and the day of the runs
+RACK_GPUS = 72
+MIN_RULES_S = 600  # the shortest run that the rules of MLPerf allow
+MAX_RESULT_BYTES = 2_000_000  # of the result folder, which is committed
+SOURCE_FILE = "seen.txt"  # the commit and the day of the runs
 STEADY_RUNS_FILE = "steady.json"  # the runs of benchmarks/steady.py
 RESULT_FILES = ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json")
 SEARCH_FILES = ("search.json", "curve.csv", "probes.jsonl")
-COMMANDS = {
+
+SCENARIO_OPTIONS = {
     "offline": ["--target-qps", "3700"],
     "server": ["--find-peak", "--target-qps", "2500"],
     "interactive": ["--find-peak", "--target-qps", "1500"],
 }
-SMOKE = {"offline": ["--target-qps", "40", "--min-duration", "10"]}
+SMOKE_SCENARIO_OPTIONS = {"offline": ["--target-qps", "40", "--min-duration", "10"]}
+
+RATE_SCENARIOS = ("server", "interactive")  # those with a rate of queries, which a search finds
+TPOT_LIMITS_MS = {"server": 200.0, "interactive": 40.0}  # at p99, by the rules
 
 
-def command_arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> list[str]:
-    """Return the arguments of `loadgen` for a scenario."""
-    return [
-        "mlperf",
-        scenario,
-        "--benchmark",
-        "llama2-70b",
-        "--url",
-        f"sim:{preset}",
-        *commands[scenario],
-    ]
+# -- run the scenarios --
 
 
-def run_scenario(scenario: str, preset: str, scratch: Path, commands: dict[str, list[str]]) -> Path:
-    """Run a scenario and return the folder of its result."""
-    run_dir = scratch / scenario
-    command = [
-        sys.executable,
-        "-m",
-        "loadgen",
-        *command_arguments(scenario, preset, commands),
-        "--out",
-        str(run_dir),
-    ]
-    completed = subprocess.run(command, check=False)
+def create_command(scenario: str, preset: str, options: Sequence[str]) -> list[str]:
+    """Return the arguments of `loadgen` for a scenario on a simulated server."""
+    target = ["--benchmark", "llama2-70b", "--url", f"sim:{preset}"]
+    return ["mlperf", scenario, *target, *options]
+
+
+def run_scenario(command: Sequence[str], run_dir: Path) -> None:
+    """Run a scenario into a folder. Raises SystemExit if it has no result."""
+    program = [sys.executable, "-m", "loadgen", *command, "--out", str(run_dir)]
+    completed = subprocess.run(program, check=False)
+
+    # The exit code is 1 for a result that is INVALID by the rules.
     if completed.returncode not in (0, 1) or not (run_dir / "mlperf.json").is_file():
-        raise SystemExit(f"{scenario}: exit {completed.returncode}, no result in {run_dir}")
+        raise SystemExit(f"{run_dir}: exit {completed.returncode}, no result")
 
-    return run_dir
+
+def copy_results(scenario: str, run_dir: Path, result_dir: Path) -> None:
+    """Copy the small files of a run into the result folder.
+
+    If the run was a search, the results are those of the run that confirmed its rate.
+    """
+    scenario_dir = result_dir / scenario
+    scenario_dir.mkdir(parents=True, exist_ok=True)
+
+    confirmed_dir = find_confirmed_run(run_dir)
+    for name in RESULT_FILES:
+        copy_if_exists(run_dir / name, scenario_dir / name)
+        copy_if_exists(confirmed_dir / name, scenario_dir / name)
+
+    for name in (*SEARCH_FILES, "capacity.json"):
+        copy_if_exists(run_dir / name, scenario_dir / name)
+
+    remove_local_names(scenario, scenario_dir)
 
 
 def find_confirmed_run(run_dir: Path) -> Path:
-    """Return the last run that confirmed the rate of a search, or the folder itself without one."""
+    """Return the last run that confirmed the rate of a search, or `run_dir` if there is none."""
     confirmations = sorted([*run_dir.glob("p*-confirm"), *run_dir.glob("p*-sustain")])
     for confirmation in reversed(confirmations):
         if (confirmation / "mlperf.json").is_file():
@@ -79,33 +93,24 @@ def find_confirmed_run(run_dir: Path) -> Path:
     return run_dir
 
 
-def copy_results(scenario: str, run_dir: Path, result_dir: Path) -> None:
-    """Copy the small files of a run into the result folder, and rewrite what names this machine.
+def remove_local_names(scenario: str, scenario_dir: Path) -> None:
+    """Replace the names of this machine and of its folders in the copied results.
 
-    The results are those of the run that confirmed the rate of a search, and its trials. The copied
-    capacity names the result folder as its evidence. The copied summary has the command that a user
-    would type and no host name.
+    They are committed, and should not depend on where they were made. The capacity gets the result
+    folder as its evidence. The summary gets the command that a user would type, and no host name.
     """
-    folder = result_dir / scenario
-    folder.mkdir(parents=True, exist_ok=True)
-
-    confirmed_dir = find_confirmed_run(run_dir)
-    for name in RESULT_FILES:
-        copy_if_exists(run_dir / name, folder / name)
-        copy_if_exists(confirmed_dir / name, folder / name)
-
-    for name in SEARCH_FILES:
-        copy_if_exists(run_dir / name, folder / name)
-
-    if (run_dir / "capacity.json").is_file():
-        capacity = read_json(run_dir / "capacity.json")
+    capacity_path = scenario_dir / "capacity.json"
+    if capacity_path.is_file():
+        capacity = read_json(capacity_path)
         capacity["evidence"] = "."
-        write_json(folder / "capacity.json", capacity)
+        write_json(capacity_path, capacity)
 
-    summary = read_json(folder / "summary.json")
-    summary["run"]["command"] = ["loadgen", *command_arguments(scenario, PRESET, COMMANDS)]
+    summary_path = scenario_dir / "summary.json"
+    summary = read_json(summary_path)
+    command = create_command(scenario, PRESET, SCENARIO_OPTIONS[scenario])
+    summary["run"]["command"] = ["loadgen", *command]
     summary["run"]["host"]["name"] = ""
-    write_json(folder / "summary.json", summary)
+    write_json(summary_path, summary)
 
 
 def copy_if_exists(source: Path, target: Path) -> None:
@@ -125,519 +130,631 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-class PlotArea:
-    """The size of a plot and its axes, which both begin at 0."""
-
-    width, height = 640, 320
-    left, bottom = 60, 40  # margins
-
-    def __init__(self, max_rate: float) -> None:
-        self.max_rate = max_rate
-
-    def point(self, rate: float, value: float, axis_top: float) -> str:
-        """Return the coordinates "X,Y" of a value, on an axis that ends at `axis_top`."""
-        plot_width = self.width - 2 * self.left
-        plot_height = self.height - 2 * self.bottom
-        x = self.left + plot_width * rate / self.max_rate
-        y = self.height - self.bottom - plot_height * value / axis_top
-        return f"{x:.1f},{y:.1f}"
+# -- read the stored results --
 
 
-TPOT_COLOUR, GOODPUT_COLOUR = "#b00", "#06c"
+@dataclass(frozen=True, kw_only=True)
+class SteadyRun:
+    """A run of `benchmarks/steady.py`, which tests whether a rate is sustained."""
+
+    commit_and_date: str
+    rate_per_s: float
+    length_s: float
+    is_valid: bool  # by the rules of MLPerf
+    is_sustained: bool | None  # None if it is not known
+    reason: str  # why it is sustained or not
+    ttft_p99_ms: float
+    tpot_p99_ms: float
+    tokens_per_s: float  # over the full run
+
+    @property
+    def is_shown_sustained(self) -> bool:
+        """Return whether the run is valid, long enough to show growth, and does not show any.
+
+        A run for which it is not known whether the load is sustained counts as one without growth.
+        """
+        is_long_enough = self.length_s >= CONFIRMATION_FACTOR * MIN_RULES_S
+        return self.is_valid and is_long_enough and self.is_sustained is not False
 
 
-def write_plot(curve_path: Path, title: str, limit_ms: float, svg_path: Path) -> None:
-    """Write TPOT p99 and goodput over the rate as a small SVG, from the trials of a search.
+def read_steady_runs(scenario_dir: Path) -> list[SteadyRun]:
+    """Return the runs of `benchmarks/steady.py` for a scenario, an empty list without any."""
+    path = scenario_dir / STEADY_RUNS_FILE
+    if not path.is_file():
+        return []
 
-    `curve_path` is the CSV file of the trials. `limit_ms` is the limit on TPOT p99, a dashed line.
-    The SVG needs no library, no script and nothing to load.
+    return [
+        SteadyRun(
+            commit_and_date=run["seen"],
+            rate_per_s=run["rate_per_s"],
+            length_s=run["length_s"],
+            is_valid=run["valid"],
+            is_sustained=run["sustainable"]["sustained"],
+            reason=run["sustainable"]["why"],
+            ttft_p99_ms=run["p99_ms"]["ttft"],
+            tpot_p99_ms=run["p99_ms"]["tpot"],
+            tokens_per_s=run["tokens_per_s_whole_run"],
+        )
+        for run in json.loads(path.read_text())
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioResult:
+    """The result of one scenario, and the runs of `benchmarks/steady.py` for it.
+
+    Offline has no rate that could be sustained: it sends all queries at once.
     """
-    trials = read_curve(curve_path)
-    if not trials:
+
+    scenario: str
+    is_valid: bool  # by the rules of MLPerf
+    is_sustained: bool | None  # None if the scenario has no rate, or if it is not known
+    target_qps: float
+    scheduled_s: float  # 0 if all queries are sent at once
+    query_count: int
+    full_run_tokens_per_s: float  # from the first query to the last completion
+    loadgen_tokens_per_s: float  # in LoadGen's window, which ends earlier
+    disclosure: str
+    steady_runs: list[SteadyRun]
+
+    @property
+    def highest_sustained_run(self) -> SteadyRun | None:
+        """Return the sustained run of `benchmarks/steady.py` with the highest rate, if any."""
+        sustained_runs = [run for run in self.steady_runs if run.is_shown_sustained]
+        return max(sustained_runs, key=lambda run: run.rate_per_s, default=None)
+
+    @property
+    def needs_steady_run(self) -> bool:
+        """Return whether the run itself did not show that its rate is sustained."""
+        return self.scenario in RATE_SCENARIOS and self.is_sustained is not True
+
+    @property
+    def sustained_tokens_per_s(self) -> float:
+        """Return tokens/s over the full run, at a sustained rate if there is one."""
+        steady_run = self.highest_sustained_run
+        if self.needs_steady_run and steady_run is not None:
+            return steady_run.tokens_per_s
+        return self.full_run_tokens_per_s
+
+    @property
+    def is_valid_by_rules_only(self) -> bool:
+        """Return whether no run showed that the rate is sustained."""
+        return self.needs_steady_run and self.highest_sustained_run is None
+
+
+def read_scenario_result(result_dir: Path, scenario: str) -> ScenarioResult:
+    """Read the stored result of a scenario."""
+    scenario_dir = result_dir / scenario
+    result = read_json(scenario_dir / "mlperf.json")
+    return ScenarioResult(
+        scenario=scenario,
+        is_valid=result["valid"],
+        is_sustained=result.get("sustained"),
+        target_qps=result["target_qps"],
+        scheduled_s=result["scheduled_s"],
+        query_count=result["queries"],
+        full_run_tokens_per_s=result["whole_tokens_per_s"],
+        loadgen_tokens_per_s=result["completed_tokens_per_s"],
+        disclosure=result["disclosure"],
+        steady_runs=read_steady_runs(scenario_dir),
+    )
+
+
+def update_capacity(result: ScenarioResult, scenario_dir: Path) -> None:
+    """Set the stored capacity to the highest sustained rate of `benchmarks/steady.py`.
+
+    It does nothing if the search itself showed that its rate is sustained, or if there is no such
+    run.
+    """
+    steady_run = result.highest_sustained_run
+    if not result.needs_steady_run or steady_run is None:
         return
 
-    area = PlotArea(max_rate=trials[-1].rate)
-    max_tpot_ms = max(limit_ms * 1.2, *(trial.tpot_p99_ms for trial in trials))
-    tpot_points = [area.point(trial.rate, trial.tpot_p99_ms, max_tpot_ms) for trial in trials]
-    goodput_points = [area.point(trial.rate, trial.goodput_rps, area.max_rate) for trial in trials]
-    limit_begin = area.point(0, limit_ms, max_tpot_ms)
-    limit_end = area.point(area.max_rate, limit_ms, max_tpot_ms)
+    capacity_path = scenario_dir / "capacity.json"
+    capacity = read_json(capacity_path)
+    capacity["rate_per_s"] = steady_run.rate_per_s
+    capacity["low_per_s"] = steady_run.rate_per_s
+    capacity["sustained"] = True
+    capacity["sustained_why"] = f"held over {steady_run.length_s:,.0f} s; {steady_run.reason}"
+    write_json(capacity_path, capacity)
+
+
+# -- draw the plots --
+
+
+class PlottedTrial(NamedTuple):
+    """A trial of a search: its rate of queries, its TPOT p99 and its goodput."""
+
+    rate_per_s: float
+    tpot_p99_ms: float
+    goodput_per_s: float
+
+
+def read_trials(curve_path: Path) -> list[PlottedTrial]:
+    """Return the trials of a search that have both metrics, the lowest rate first."""
+    with curve_path.open() as curve_file:
+        rows = [row for row in csv.DictReader(curve_file) if row["tpot_p99_ms"]]
+
+    trials = [
+        PlottedTrial(float(row["load"]), float(row["tpot_p99_ms"]), float(row["goodput_rps"]))
+        for row in rows
+        if row["goodput_rps"]
+    ]
+    return sorted(trials, key=lambda trial: trial.rate_per_s)
+
+
+class Point(NamedTuple):
+    """A position in an SVG, in its units from the upper left corner."""
+
+    x: float
+    y: float
+
+    def __str__(self) -> str:
+        """Return the position as paths and lines of SVG have it."""
+        return f"{self.x:.1f},{self.y:.1f}"
+
+
+class PlotArea(NamedTuple):
+    """The size of a plot with two vertical axes. All axes begin at 0."""
+
+    max_rate_per_s: float  # at the right end of the horizontal axis
+    width: int = 640
+    height: int = 320
+    margin_x: int = 60
+    margin_y: int = 40
+
+    def locate(self, rate_per_s: float, value: float, max_value: float) -> Point:
+        """Return the position of a value on a vertical axis whose upper end is `max_value`."""
+        plot_width = self.width - 2 * self.margin_x
+        plot_height = self.height - 2 * self.margin_y
+        return Point(
+            x=self.margin_x + plot_width * rate_per_s / self.max_rate_per_s,
+            y=self.height - self.margin_y - plot_height * value / max_value,
+        )
+
+
+TPOT_COLOUR = "#b00"
+GOODPUT_COLOUR = "#06c"
+
+
+def draw_plot(trials: Sequence[PlottedTrial], title: str, tpot_limit_ms: float) -> str:
+    """Return an SVG of TPOT p99 and goodput over the rate of the trials.
+
+    The limit on TPOT p99 is a dashed line. The SVG needs no library, no script and nothing to load.
+    """
+    area = PlotArea(max_rate_per_s=trials[-1].rate_per_s)
+    max_rate_per_s = area.max_rate_per_s
+    max_tpot_ms = max(1.2 * tpot_limit_ms, *(trial.tpot_p99_ms for trial in trials))
+
+    tpot_points = [
+        area.locate(trial.rate_per_s, trial.tpot_p99_ms, max_tpot_ms) for trial in trials
+    ]
+    goodput_points = [
+        area.locate(trial.rate_per_s, trial.goodput_per_s, max_rate_per_s) for trial in trials
+    ]
+    limit_begin = area.locate(0, tpot_limit_ms, max_tpot_ms)
+    limit_end = area.locate(max_rate_per_s, tpot_limit_ms, max_tpot_ms)
+    limit_path = f'd="M{limit_begin} L{limit_end}"'
     lines = [
         *draw_axes(area, title, max_tpot_ms),
         *draw_series(tpot_points, TPOT_COLOUR),
         *draw_series(goodput_points, GOODPUT_COLOUR),
-        f'<path d="M{limit_begin} L{limit_end}" stroke="{TPOT_COLOUR}" stroke-dasharray="4"/>'
-        "</svg>",
+        f'<path {limit_path} stroke="{TPOT_COLOUR}" stroke-dasharray="4"/></svg>',
     ]
-    svg_path.write_text("\n".join(lines) + "\n")
-
-
-class CurvePoint(NamedTuple):
-    """A trial of a search: its rate, its TPOT p99 and its goodput, both rates per second."""
-
-    rate: float
-    tpot_p99_ms: float
-    goodput_rps: float
-
-
-def read_curve(path: Path) -> list[CurvePoint]:
-    """Return the trials that have both metrics, the lowest rate first."""
-    points = [
-        CurvePoint(float(row["load"]), float(row["tpot_p99_ms"]), float(row["goodput_rps"]))
-        for row in csv.DictReader(path.open())
-        if row["tpot_p99_ms"] and row["goodput_rps"]
-    ]
-    return sorted(points, key=lambda point: point.rate)
+    return "\n".join(lines) + "\n"
 
 
 def draw_axes(area: PlotArea, title: str, max_tpot_ms: float) -> list[str]:
-    """Return the SVG elements of the background, the axes and their labels."""
-    width, height, left, bottom = area.width, area.height, area.left, area.bottom
+    """Return the begin of an SVG with its background, and the elements of the axes and labels."""
+    left = area.margin_x
+    right = area.width - area.margin_x
+    top = area.margin_y
+    bottom = area.height - area.margin_y
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {area.width} {area.height}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>'
+        f'<rect width="{area.width}" height="{area.height}" fill="white"/>'
         f'<text x="{left}" y="18">SIMULATED: {title}</text>',
-        f'<path d="M{left},{bottom} V{height - bottom} H{width - left} V{bottom}" fill="none" '
-        'stroke="#888"/>',
-        f'<text x="{left}" y="{height - 12}">queries/s, 0 to {area.max_rate:,.0f}</text>',
-        f'<text x="{left + 6}" y="{bottom + 12}" fill="{TPOT_COLOUR}">TPOT p99, to '
-        f"{max_tpot_ms:,.0f} ms (limit dashed)</text>",
-        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="{GOODPUT_COLOUR}" '
-        f'text-anchor="end">goodput, to {area.max_rate:,.0f}/s</text>',
+        f'<path d="M{left},{top} V{bottom} H{right} V{top}" fill="none" stroke="#888"/>',
+        f'<text x="{left}" y="{area.height - 12}">'
+        f"queries/s, 0 to {area.max_rate_per_s:,.0f}</text>",
+        f'<text x="{left + 6}" y="{top + 12}" fill="{TPOT_COLOUR}">'
+        f"TPOT p99, to {max_tpot_ms:,.0f} ms (limit dashed)</text>",
+        f'<text x="{right - 6}" y="{top + 12}" fill="{GOODPUT_COLOUR}" text-anchor="end">'
+        f"goodput, to {area.max_rate_per_s:,.0f}/s</text>",
     ]
 
 
-def draw_series(points: list[str], colour: str) -> list[str]:
-    """Return the SVG elements of a line through points "X,Y", with a circle at each."""
-    line = f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"/>'
-    circles = []
-    for point in points:
-        x, y = point.split(",")
-        circles.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>')
-    return [line, *circles]
+def draw_series(points: Sequence[Point], colour: str) -> list[str]:
+    """Return the SVG elements of a line through points, with a circle at each."""
+    line_points = " ".join(str(point) for point in points)
+    circles = [
+        f'<circle cx="{point.x:.1f}" cy="{point.y:.1f}" r="3" fill="{colour}"/>' for point in points
+    ]
+    return [f'<polyline points="{line_points}" fill="none" stroke="{colour}"/>', *circles]
 
 
-def format_rounded(value: float) -> str:
+# -- format the tables --
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    ruler = ["---"] * len(columns)
+    lines = [
+        f"| {' | '.join(columns)} |",
+        f"|{'|'.join(ruler)}|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def format_three_digits(value: float) -> str:
     """Return a number with three significant digits, as the model has an error of 5 to 25 %."""
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.0f}"
 
 
-def read_steady_runs(scenario_dir: Path) -> list[dict[str, Any]]:
-    """Return the runs of `benchmarks/steady.py` for a scenario, an empty list without any."""
-    path = scenario_dir / STEADY_RUNS_FILE
-    if not path.is_file():
-        return []
-    runs: list[dict[str, Any]] = json.loads(path.read_text())
-    return runs
-
-
-def is_shown_sustained(steady_run: dict[str, Any]) -> bool:
-    """Return whether a valid run was long enough to show growth, and did not show any.
-
-    Whether a load is sustained may also be unknown (None), which counts as no growth.
-    """
-    is_long_enough = steady_run["length_s"] >= CONFIRMATION_FACTOR * MIN_RULES_S
-    shows_growth = steady_run["sustainable"]["sustained"] is False
-    return bool(steady_run["valid"]) and is_long_enough and not shows_growth
-
-
-def sustained_runs(scenario_dir: Path) -> list[dict[str, Any]]:
-    """Return the sustained runs of `benchmarks/steady.py`, the highest rate first."""
-    sustained = [run for run in read_steady_runs(scenario_dir) if is_shown_sustained(run)]
-    return sorted(sustained, key=lambda run: -run["rate_per_s"])
-
-
-def update_capacity(scenario_dir: Path, result: dict[str, Any]) -> None:
-    """Set the capacity to the highest sustained rate of `benchmarks/steady.py`.
-
-    It does nothing if the search itself showed that its rate is sustained, or if there is no such
-    run.
-    """
-    runs = sustained_runs(scenario_dir)
-    if result.get("sustained") is True or not runs:
-        return
-
-    highest = runs[0]
-    capacity_path = scenario_dir / "capacity.json"
-    capacity = read_json(capacity_path)
-    capacity["rate_per_s"] = highest["rate_per_s"]
-    capacity["low_per_s"] = highest["rate_per_s"]
-    capacity["sustained"] = True
-    capacity["sustained_why"] = (
-        f"held over {highest['length_s']:,.0f} s; {highest['sustainable']['why']}"
-    )
-    write_json(capacity_path, capacity)
-
-
-def full_run_tokens_per_s(name: str, results: dict[str, dict[str, Any]], result_dir: Path) -> float:
-    """Return tokens/s of a scenario over the full run, at a sustained rate if there is one.
-
-    Offline has no rate. Where the search did not show that its rate is sustained, the highest
-    sustained rate of `benchmarks/steady.py` counts.
-    """
-    result = results[name]
-    needs_steady_run = name != "offline" and result.get("sustained") is not True
-    runs = sustained_runs(result_dir / name)
-    if needs_steady_run and runs:
-        return float(runs[0]["tokens_per_s_whole_run"])
-    return float(result["whole_tokens_per_s"])
-
-
-def is_valid_by_rules_only(name: str, result: dict[str, Any], result_dir: Path) -> bool:
-    """Return whether no run showed that the rate of a scenario is sustained."""
-    if name == "offline" or result.get("sustained") is True:
-        return False
-    return not sustained_runs(result_dir / name)
-
-
-SYSTEMS_HEADER = [
-    "| system | source | GPUs | Offline tok/s | Server tok/s | Server / Offline | Interactive "
-    "tok/s |",
-    "|---|---|---|---|---|---|---|",
-]
-
-
-def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list[str]:
-    """Return Markdown rows of the simulated rack and of the published systems next to it."""
-    peers = [row for row in published.load_systems().rows if is_peer(row)]
-    return [
-        *SYSTEMS_HEADER,
-        format_simulated_rack(results, result_dir),
-        *(format_published_system(row) for row in peers),
-    ]
-
-
-def format_simulated_rack(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
-    """Return the row of the simulated rack."""
-    tokens_per_s = {name: full_run_tokens_per_s(name, results, result_dir) for name in results}
-    rate_cells = {}
-    for name in ("offline", "server", "interactive"):
-        cell = "-"
-        if name in tokens_per_s:
-            cell = format_rounded(tokens_per_s[name])
-            if is_valid_by_rules_only(name, results[name], result_dir):
-                cell += " (rules only)"
-        rate_cells[name] = cell
-
-    ratio = "-"
-    if "server" in tokens_per_s and "offline" in tokens_per_s:
-        ratio = f"{tokens_per_s['server'] / tokens_per_s['offline']:.3f}"
-
-    return format_markdown_row(
-        "**GB300 rack, SIMULATED**",
-        f"this folder, by `sim:{PRESET}`, not a measurement; whole run",
-        72,
-        rate_cells["offline"],
-        rate_cells["server"],
-        ratio,
-        rate_cells["interactive"],
-    )
-
-
-def is_peer(row: published.System) -> bool:
-    """Return whether a published system has Blackwell GPUs and an Offline result."""
-    name = f"{row.submitter} {row.system}"
-    return bool(row.offline) and any(gpu in name for gpu in ("GB300", "GB200", "B200"))
-
-
-def format_published_system(row: published.System) -> str:
-    """Return the row of a published system."""
-    ratio = "-"
-    if row.server and row.offline:
-        ratio = f"{row.server / row.offline:.3f}"
-
-    return format_markdown_row(
-        row.label,
-        f"{row.round}, {row.quality}",
-        row.gpus,
-        format_optional(row.offline),
-        format_optional(row.server),
-        ratio,
-        format_optional(row.interactive),
-    )
-
-
-def format_optional(value: float | None) -> str:
+def format_whole(value: float | None) -> str:
     """Return a whole number with thousands separators, or "-" for None."""
     return "-" if value is None else f"{value:,.0f}"
 
 
-def format_markdown_row(*cells: object) -> str:
-    """Return a row of a Markdown table."""
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+SYSTEM_COLUMNS = (
+    "system",
+    "source",
+    "GPUs",
+    "Offline tok/s",
+    "Server tok/s",
+    "Server / Offline",
+    "Interactive tok/s",
+)
 
 
-def describe_standing(result: dict[str, Any], scenario: str, result_dir: Path) -> str:
+def format_systems(results: Mapping[str, ScenarioResult]) -> str:
+    """Return the table of the simulated rack and of the published systems with similar GPUs."""
+    published_systems = [row for row in published.load_systems().rows if is_comparable(row)]
+    rows = [
+        create_rack_row(results),
+        *(create_published_row(system) for system in published_systems),
+    ]
+    return format_table(SYSTEM_COLUMNS, rows)
+
+
+def create_rack_row(results: Mapping[str, ScenarioResult]) -> list[str]:
+    """Return the cells of the simulated rack, in the order of SYSTEM_COLUMNS."""
+    server_to_offline = (
+        results["server"].sustained_tokens_per_s / results["offline"].sustained_tokens_per_s
+    )
+    return [
+        "**GB300 rack, SIMULATED**",
+        f"this folder, by `sim:{PRESET}`, not a measurement; full run",
+        str(RACK_GPUS),
+        format_sustained_rate(results["offline"]),
+        format_sustained_rate(results["server"]),
+        f"{server_to_offline:.3f}",
+        format_sustained_rate(results["interactive"]),
+    ]
+
+
+def format_sustained_rate(result: ScenarioResult) -> str:
+    """Return tokens/s of a scenario, marked if no run showed that its rate is sustained."""
+    text = format_three_digits(result.sustained_tokens_per_s)
+    if result.is_valid_by_rules_only:
+        text += " (rules only)"
+    return text
+
+
+def is_comparable(system: published.System) -> bool:
+    """Return whether a published system has Blackwell GPUs and an Offline result."""
+    name = f"{system.submitter} {system.system}"
+    has_blackwell_gpus = any(gpu in name for gpu in ("GB300", "GB200", "B200"))
+    return has_blackwell_gpus and bool(system.offline)
+
+
+def create_published_row(system: published.System) -> list[str]:
+    """Return the cells of a published system, in the order of SYSTEM_COLUMNS."""
+    server_to_offline = "-"
+    if system.server and system.offline:
+        server_to_offline = f"{system.server / system.offline:.3f}"
+
+    return [
+        system.label,
+        f"{system.round}, {system.quality}",
+        str(system.gpus),
+        format_whole(system.offline),
+        format_whole(system.server),
+        server_to_offline,
+        format_whole(system.interactive),
+    ]
+
+
+RUN_COLUMNS = (
+    "scenario",
+    "target rate",
+    "seconds",
+    "queries",
+    "tokens/s, full run",
+    "per GPU",
+    "tokens/s in LoadGen's window",
+    "result",
+)
+
+
+def create_run_row(result: ScenarioResult) -> list[str]:
+    """Return the cells of the run of a scenario, in the order of RUN_COLUMNS."""
+    scheduled_s = f"{result.scheduled_s:,.0f}" if result.scheduled_s else "all at once"
+    return [
+        result.scenario,
+        f"{result.target_qps:,.6g}",
+        scheduled_s,
+        f"{result.query_count:,}",
+        format_three_digits(result.full_run_tokens_per_s),
+        format_three_digits(result.full_run_tokens_per_s / RACK_GPUS),
+        format_three_digits(result.loadgen_tokens_per_s),
+        describe_verdict(result),
+    ]
+
+
+def describe_verdict(result: ScenarioResult) -> str:
     """Return whether a run is VALID by the rules, and whether its rate is sustained.
 
-    The run itself says so, or a run of `benchmarks/steady.py` at the same rate that shows growth.
+    If the run itself does not show the latter, a run of `benchmarks/steady.py` at the same rate may
+    show that it is not.
     """
-    if not result["valid"]:
+    if not result.is_valid:
         return "INVALID"
-    if scenario == "offline":
+    if result.scenario not in RATE_SCENARIOS:
         return "VALID"
+    if result.is_sustained:
+        return "VALID, sustained"
 
-    is_sustained = result.get("sustained")
-    if is_sustained is None:
-        runs_at_rate = [
-            run
-            for run in read_steady_runs(result_dir / scenario)
-            if run["rate_per_s"] == result["target_qps"]
-        ]
-        if any(run["sustainable"]["sustained"] is False for run in runs_at_rate):
-            is_sustained = False
-
-    if is_sustained is None:
-        return "rules only: not shown"
-
-    return "VALID, sustained" if is_sustained else "rules only: NOT sustained"
-
-
-def format_capacities(result_dir: Path) -> list[str]:
-    """Return Markdown rows of the capacities that the searches found."""
-    rows = []
-    for scenario in ("server", "interactive"):
-        result = read_json(result_dir / scenario / "search.json")["answer"]
-        interval = f"{result['interval']['low']:,.0f} to {result['interval']['high']:,.0f}"
-        not_sustained = result["not_steady"]
-        rows.append(
-            format_markdown_row(
-                scenario,
-                f"{result['load']:,.0f} ({interval})",
-                f"{result['confirmed']:,.0f}",
-                f"{result['steady']:,.0f}",
-                f"{not_sustained:,.0f}" if not_sustained else "-",
-            )
-        )
-
-    return rows
-
-
-def steady_run_sources(result_dir: Path) -> set[str]:
-    """Return the trees and days of the runs of `benchmarks/steady.py`."""
-    return {
-        run["seen"]
-        for scenario in ("server", "interactive")
-        for run in read_steady_runs(result_dir / scenario)
-    }
-
-
-def format_steady_runs(result_dir: Path) -> list[str]:
-    """Return a Markdown row for every run of `benchmarks/steady.py`, the lowest rate first."""
-    rows = []
-    for scenario in ("server", "interactive"):
-        runs = read_steady_runs(result_dir / scenario)
-        runs.sort(key=lambda run: run["rate_per_s"])
-        rows += [format_steady_run(scenario, run) for run in runs]
-    return rows
-
-
-def format_steady_run(scenario: str, run: dict[str, Any]) -> str:
-    """Return the Markdown row of a run of `benchmarks/steady.py`."""
-    is_sustained = run["sustainable"]["sustained"]
-    if is_sustained is None:
-        sustained = "not known"
-    else:
-        sustained = "yes" if is_sustained else "NO"
-
-    return format_markdown_row(
-        scenario,
-        f"{run['rate_per_s']:,.6g}",
-        f"{run['length_s']:,.0f}",
-        "VALID" if run["valid"] else "INVALID",
-        f"{run['p99_ms']['ttft']:,.0f}",
-        f"{run['p99_ms']['tpot']:,.0f}",
-        format_rounded(run["tokens_per_s_whole_run"]),
-        f"{sustained}: {run['sustainable']['why']}",
+    has_growing_run = any(
+        run.rate_per_s == result.target_qps and run.is_sustained is False
+        for run in result.steady_runs
     )
+    if result.is_sustained is False or has_growing_run:
+        return "rules only: NOT sustained"
+
+    return "rules only: not shown"
 
 
-def describe_short_runs(offline: dict[str, Any], result_dir: Path) -> str:
-    """Return what a Server run of the shortest length gave, or "" if there is none."""
-    runs = [
-        run for run in read_steady_runs(result_dir / "server") if run["length_s"] == MIN_RULES_S
+CAPACITY_COLUMNS = (
+    "scenario",
+    "50 % of the runs of 600 s pass (95 % CI)",
+    "confirmed by the rules",
+    "sustained",
+    "not sustained",
+)
+
+
+def create_capacity_row(scenario: str, search_path: Path) -> list[str]:
+    """Return the cells of the capacities that a search found, in the order of CAPACITY_COLUMNS."""
+    found_rates = read_json(search_path)["answer"]
+    interval = found_rates["interval"]
+    return [
+        scenario,
+        f"{found_rates['load']:,.0f} ({interval['low']:,.0f} to {interval['high']:,.0f})",
+        f"{found_rates['confirmed']:,.0f}",
+        f"{found_rates['steady']:,.0f}",
+        format_whole(found_rates["not_steady"] or None),
     ]
-    if not runs:
+
+
+STEADY_COLUMNS = (
+    "scenario",
+    "rate",
+    "length, s",
+    "by the limits",
+    "TTFT p99, ms",
+    "TPOT p99, ms",
+    "tokens/s, full run",
+    "sustained",
+)
+SUSTAINED_TEXTS = {True: "yes", False: "NO", None: "not known"}
+
+
+def create_steady_rows(result: ScenarioResult) -> Iterator[list[str]]:
+    """Yield the cells of each run of `benchmarks/steady.py`, in the order of STEADY_COLUMNS.
+
+    The lowest rate comes first.
+    """
+    for run in sorted(result.steady_runs, key=lambda run: run.rate_per_s):
+        yield [
+            result.scenario,
+            f"{run.rate_per_s:,.6g}",
+            f"{run.length_s:,.0f}",
+            "VALID" if run.is_valid else "INVALID",
+            f"{run.ttft_p99_ms:,.0f}",
+            f"{run.tpot_p99_ms:,.0f}",
+            format_three_digits(run.tokens_per_s),
+            f"{SUSTAINED_TEXTS[run.is_sustained]}: {run.reason}",
+        ]
+
+
+def describe_short_run(server: ScenarioResult, offline: ScenarioResult) -> str:
+    """Return what the fastest Server run of the shortest length reached, or "" without any."""
+    short_runs = [run for run in server.steady_runs if run.length_s == MIN_RULES_S]
+    if not short_runs:
         return ""
 
-    fastest = max(runs, key=lambda run: run["rate_per_s"])
-    ratio = fastest["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
+    fastest = max(short_runs, key=lambda run: run.rate_per_s)
+    ratio = fastest.tokens_per_s / offline.full_run_tokens_per_s
     return (
         "The shorter a Server run is, the more the time of its last responses counts: a run of "
-        f"{MIN_RULES_S} s by the rules, at {fastest['rate_per_s']:,.0f}/s, gave "
-        f"{format_rounded(fastest['tokens_per_s_whole_run'])}, "
-        f"{ratio:.3f} of Offline. "
+        f"{MIN_RULES_S} s by the rules, at {fastest.rate_per_s:,.0f}/s, gave "
+        f"{format_three_digits(fastest.tokens_per_s)}, {ratio:.3f} of Offline."
     )
 
 
-def format_length(result: Mapping[str, object]) -> str:
-    """Return the scheduled seconds of a run."""
-    return f"{result['scheduled_s']:,.0f}" if result["scheduled_s"] else "all at once"
+# -- write the page --
 
 
-def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
-    """Return the text of README.md of the result folder."""
-    single_clock_rate = published.compute_rack_rates(published.load_nodes().rows).single_clock
-    run_rows = [
-        f"| {name} | {result['target_qps']:,.6g} | {format_length(result)} | "
-        f"{result['queries']:,} | {format_rounded(result['whole_tokens_per_s'])} | "
-        f"{format_rounded(result['whole_tokens_per_s'] / 72)} | "
-        f"{format_rounded(result['completed_tokens_per_s'])} | "
-        f"{describe_standing(result, name, result_dir)} |"
-        for name, result in results.items()
-    ]
+PAGE_TEMPLATE = """\
+# Simulated: Llama 2 70B on a GB300 rack, Offline, Server and Interactive
 
-    return "\n".join(
-        [
-            "# Simulated: Llama 2 70B on a GB300 rack, Offline, Server and Interactive",
-            "",
-            "This page compares a simulated rack of 72 GB300 GPUs with published MLPerf results, "
-            "for readers who want to know what",
-            "the simulation predicts for a system that nobody has published in full. **No rack "
-            "was measured.** All numbers of this",
-            "folder come from a performance model in virtual time. [The "
-            "simulation](../../docs/evidence/simulation.md) describes",
-            "what the model was fitted on and where it is wrong. One command makes the folder:",
-            "",
-            "    python benchmarks/gap.py",
-            "",
-            "The runs were made at this commit and on this day: "
-            f"{(result_dir / SOURCE_FILE).read_text().strip()}.",
-            "",
-            "Two remarks before you use the numbers:",
-            "",
-            "- The Server result is an upper bound of the model. With a batch limit of 2,048, the "
-            "latency limit of 200 ms hardly",
-            "  restricts it.",
-            "- Compare tokens per second, never queries per second. The lengths are those of a "
-            "synthetic data set.",
-            "",
-            "## Offline and Server on one clock",
-            "",
-            "Both columns count tokens over the full run, from the first query to the last "
-            "completion, at rates that are sustained",
-            "unless they are marked. LoadGen itself counts Server until the query that was issued "
-            "last has ended, which is a shorter",
-            "time. Its number is further below and cannot be compared with Offline. Simulated "
-            "numbers have three digits, because the",
-            "model has an error of 5 to 25 %.",
-            "",
-            *format_systems(results, result_dir),
-            "",
-            "The only public pair of results of a GB300 rack is CoreWeave's. Its Server result is "
-            "0.832 of its Offline result",
-            f"(944,902 / 1,136,100). For its GB200 rack, this ratio is 1.019. "
-            f"{describe_short_runs(results['offline'], result_dir)}The model is above the",
-            "public pair because some things that cost a real rack throughput in Server, and "
-            "little in Offline, are not part of it:",
-            "the HTTP server, the tokenizer, the network, the router, and the jitter of a host.",
-            "",
-            f"The published Offline number is a sum of 18 rates. Timed as one system it is "
-            f"{single_clock_rate:,.0f} tok/s. This is the number to",
-            "compare the simulated one with, which has one clock and 72 replicas behind one "
-            "round-robin router.",
-            "",
-            "## The runs",
-            "",
-            "The table has one row for each run of this folder. The last column has the result by "
-            "the rules of MLPerf, and whether",
-            "the load is sustained:",
-            "",
-            "| scenario | target rate | seconds | queries | tokens/s, full run | per GPU | "
-            "tokens/s in LoadGen's window | result |",
-            "|---|---|---|---|---|---|---|---|",
-            *run_rows,
-            "",
-            "## Two capacities",
-            "",
-            "By the rules of MLPerf, a run lasts for 600 s. A load is sustained if it meets the "
-            "limits for twice that time and nothing",
-            "grows. Rates are per second:",
-            "",
-            "| scenario | 50 % of the runs of 600 s pass (95 % CI) | confirmed by the rules | "
-            "sustained | not sustained |",
-            "|---|---|---|---|---|",
-            *format_capacities(result_dir),
-            "",
-            "## Is the load sustained?",
-            "",
-            "A rate that passes for 600 s may still have a queue that grows. The second half of "
-            "each run is tested for growth of TTFT",
-            "and of the number of requests in flight, for each replica, with an error rate of 1 % "
-            "for all of them together. See",
-            "[steady state](../../docs/concepts/steady-state.md).",
-            "",
-            "There is a resonance between the round-robin router and the data set. 72 replicas "
-            "and 24,576 samples have the common factor",
-            "24, so each replica receives the same 1,024 samples in every pass, and the heaviest "
-            "part has 5.4 % more output tokens than",
-            "the mean. Slow replicas with heavy parts are overloaded for the whole run, while the "
-            "others have room.",
-            "",
-            "| scenario | rate | length, s | by the limits | TTFT p99, ms | TPOT p99, ms | "
-            "tokens/s, full run | sustained |",
-            "|---|---|---|---|---|---|---|---|",
-            *format_steady_runs(result_dir),
-            "",
-            "These rows were made with `python benchmarks/steady.py gb300-rack server 3515 "
-            "--length 1200` and similar commands "
-            f"({'; '.join(sorted(steady_run_sources(result_dir)))}).",
-            "",
-            "## How certain is this?",
-            "",
-            "Three things limit how exact these numbers are:",
-            "",
-            "1. The model has an error of 5 to 25 %.",
-            "2. Another order of the samples and the seeds of another round change the result by "
-            "up to 1.9 %. With the seeds of v6.0,",
-            "   3,638/s is VALID, while the search with those of v6.1 finds 3,592/s.",
-            "3. The interval in `search.json` covers the uncertainty of the search only.",
-            "",
-            "## What to do next",
-            "",
-            "Use these numbers to plan, and measure a real rack before you rely on them. The "
-            "results of these three commands would",
-            "replace the tables:",
-            "",
-            "    loadgen mlperf offline     --benchmark llama2-70b --target-qps 3700      --url "
-            "http://rack:8000",
-            "    loadgen mlperf server      --benchmark llama2-70b --find-peak --target-qps 2500 "
-            "--url http://rack:8000",
-            "    loadgen mlperf interactive --benchmark llama2-70b --find-peak --target-qps 1500 "
-            "--url http://rack:8000",
-            "",
-            results["offline"]["disclosure"],
-            "",
-        ]
+This page compares a simulated rack of 72 GB300 GPUs with published MLPerf results, for readers who
+want to know what the simulation predicts for a system that nobody has published in full. **No rack
+was measured.** All numbers of this folder come from a performance model in virtual time. [The
+simulation](../../docs/evidence/simulation.md) describes what the model was fitted on and where it
+is wrong. One command makes the folder:
+
+    python benchmarks/gap.py
+
+The runs were made at this commit and on this day: {commit_and_date}.
+
+Two remarks before you use the numbers:
+
+- The Server result is an upper bound of the model. With a batch limit of 2,048, the latency limit
+  of 200 ms hardly restricts it.
+- Compare tokens per second, never queries per second. The lengths are those of a synthetic data
+  set.
+
+## Offline and Server on one clock
+
+Both columns count tokens over the full run, from the first query to the last completion, at rates
+that are sustained unless they are marked. LoadGen itself counts Server until the query that was
+issued last has ended, which is a shorter time. Its number is further below and cannot be compared
+with Offline. Simulated numbers have three digits, because the model has an error of 5 to 25 %.
+
+{systems}
+
+The only public pair of results of a GB300 rack is CoreWeave's. Its Server result is 0.832 of its
+Offline result (944,902 / 1,136,100). For its GB200 rack, this ratio is 1.019.
+{short_run}
+The model is above the public pair because some things that cost a real rack throughput in Server,
+and little in Offline, are not part of it: the HTTP server, the tokenizer, the network, the router,
+and the jitter of a host.
+
+The published Offline number is a sum of 18 rates. Timed as one system it is {single_clock_rate}
+tok/s. This is the number to compare the simulated one with, which has one clock and 72 replicas
+behind one round-robin router.
+
+## The runs
+
+The table has one row for each run of this folder. The last column has the result by the rules of
+MLPerf, and whether the load is sustained:
+
+{runs}
+
+## Two capacities
+
+By the rules of MLPerf, a run lasts for 600 s. A load is sustained if it meets the limits for twice
+that time and nothing grows. Rates are per second:
+
+{capacities}
+
+## Is the load sustained?
+
+A rate that passes for 600 s may still have a queue that grows. The second half of each run is
+tested for growth of TTFT and of the number of requests in flight, for each replica, with an error
+rate of 1 % for all of them together. See [steady state](../../docs/concepts/steady-state.md).
+
+There is a resonance between the round-robin router and the data set. 72 replicas and 24,576 samples
+have the common factor 24, so each replica receives the same 1,024 samples in every pass, and the
+heaviest part has 5.4 % more output tokens than the mean. Slow replicas with heavy parts are
+overloaded for the whole run, while the others have room.
+
+{steady_runs}
+
+These rows were made with `python benchmarks/steady.py gb300-rack server 3515 --length 1200` and
+similar commands ({steady_commits_and_dates}).
+
+## How certain is this?
+
+Three things limit how exact these numbers are:
+
+1. The model has an error of 5 to 25 %.
+2. Another order of the samples and the seeds of another round change the result by up to 1.9 %.
+   With the seeds of v6.0, 3,638/s is VALID, while the search with those of v6.1 finds 3,592/s.
+3. The interval in `search.json` covers the uncertainty of the search only.
+
+## What to do next
+
+Use these numbers to plan, and measure a real rack before you rely on them. The results of these
+three commands would replace the tables:
+
+    loadgen mlperf offline     --benchmark llama2-70b --target-qps 3700 \\
+      --url http://rack:8000
+    loadgen mlperf server      --benchmark llama2-70b --find-peak --target-qps 2500 \\
+      --url http://rack:8000
+    loadgen mlperf interactive --benchmark llama2-70b --find-peak --target-qps 1500 \\
+      --url http://rack:8000
+
+{disclosure}
+"""
+
+
+def format_page(results: Mapping[str, ScenarioResult], result_dir: Path) -> str:
+    """Return the text of README.md of the result folder. `results` has all three scenarios."""
+    rack_rates = published.compute_rack_rates(published.load_nodes().rows)
+    run_rows = [create_run_row(result) for result in results.values()]
+
+    capacity_rows = []
+    steady_rows: list[list[str]] = []
+    steady_commits_and_dates: set[str] = set()
+    for scenario in RATE_SCENARIOS:
+        result = results[scenario]
+        capacity_rows.append(create_capacity_row(scenario, result_dir / scenario / "search.json"))
+        steady_rows += create_steady_rows(result)
+        steady_commits_and_dates.update(run.commit_and_date for run in result.steady_runs)
+
+    return PAGE_TEMPLATE.format(
+        commit_and_date=(result_dir / SOURCE_FILE).read_text().strip(),
+        systems=format_systems(results),
+        short_run=describe_short_run(results["server"], results["offline"]),
+        single_clock_rate=f"{rack_rates.single_clock:,.0f}",
+        runs=format_table(RUN_COLUMNS, run_rows),
+        capacities=format_table(CAPACITY_COLUMNS, capacity_rows),
+        steady_runs=format_table(STEADY_COLUMNS, steady_rows),
+        steady_commits_and_dates="; ".join(sorted(steady_commits_and_dates)),
+        disclosure=results["offline"].disclosure,
     )
 
 
-def main() -> None:
-    """Run the scenarios, copy their results and write the page."""
-    args = parse_command_line()
-    with tempfile.TemporaryDirectory() as temporary:
-        scratch = args.scratch or Path(temporary)
-        result_dir = args.out
-        if args.smoke:
-            stored_results = rig.BENCHMARKS_DIR.parent / args.out
-            result_dir = shutil.copytree(stored_results, Path(temporary) / "copy")
+def write_page(result_dir: Path) -> None:
+    """Write the plots and the page from the stored results, and print the page.
 
-        commands = SMOKE if args.smoke else COMMANDS
-        for scenario in filter(None, args.only.split(",")):
-            run_dir = scratch / scenario
-            is_done = (run_dir / "mlperf.json").is_file()  # by an earlier start with --scratch
-            if not is_done:
-                run_scenario(scenario, args.preset, scratch, commands)
+    Raises SystemExit if the folder has become too large to be committed.
+    """
+    results = {
+        scenario: read_scenario_result(result_dir, scenario) for scenario in SCENARIO_OPTIONS
+    }
+    for scenario in RATE_SCENARIOS:
+        scenario_dir = result_dir / scenario
+        update_capacity(results[scenario], scenario_dir)
+        trials = read_trials(scenario_dir / "curve.csv")
+        if trials:
+            plot = draw_plot(trials, f"GB300 rack, {scenario}", TPOT_LIMITS_MS[scenario])
+            (result_dir / f"{scenario}.svg").write_text(plot)
 
-            copy_results(scenario, run_dir, result_dir)
-            (result_dir / SOURCE_FILE).write_text(rig.describe_commit_and_date() + "\n")
+    page = format_page(results, result_dir)
+    (result_dir / "README.md").write_text(page)
+    print(page)
 
-            if args.scratch is None:
-                shutil.rmtree(run_dir)
+    size_bytes = sum(path.stat().st_size for path in result_dir.rglob("*") if path.is_file())
+    print(f"{result_dir}: {size_bytes:,} bytes")
+    if size_bytes > MAX_RESULT_BYTES:
+        raise SystemExit(f"more than {MAX_RESULT_BYTES:,} bytes")
 
-        write_page(result_dir)
+
+def run_scenarios(args: argparse.Namespace, scratch: Path, result_dir: Path) -> None:
+    """Run the scenarios of `--only`, and copy their results into the result folder.
+
+    A run that an earlier start of the script left in the folder of `--scratch` is not repeated.
+    """
+    options_by_scenario = SMOKE_SCENARIO_OPTIONS if args.smoke else SCENARIO_OPTIONS
+    for scenario in filter(None, args.only.split(",")):
+        run_dir = scratch / scenario
+        is_finished = (run_dir / "mlperf.json").is_file()
+        if not is_finished:
+            command = create_command(scenario, args.preset, options_by_scenario[scenario])
+            run_scenario(command, run_dir)
+
+        copy_results(scenario, run_dir, result_dir)
+        (result_dir / SOURCE_FILE).write_text(rig.describe_commit_and_date() + "\n")
+
+        if args.scratch is None:  # the records of a scenario take gigabytes
+            shutil.rmtree(run_dir)
 
 
 def parse_command_line() -> argparse.Namespace:
@@ -647,7 +764,7 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
     parser.add_argument(
         "--only",
-        default=",".join(COMMANDS),
+        default=",".join(SCENARIO_OPTIONS),
         help="the scenarios to run; the results of the others are kept. With an empty text, only "
         "the page is written again",
     )
@@ -660,26 +777,18 @@ def parse_command_line() -> argparse.Namespace:
     return rig.parse_arguments(parser, preset="gb300-vm", only="offline")
 
 
-def write_page(result_dir: Path) -> None:
-    """Write the plots and the page from what is in the folder."""
-    results = {
-        name: json.loads((result_dir / name / "mlperf.json").read_text()) for name in COMMANDS
-    }
-    for scenario, limit_ms in (("server", 200.0), ("interactive", 40.0)):
-        write_plot(
-            result_dir / scenario / "curve.csv",
-            f"GB300 rack, {scenario}",
-            limit_ms,
-            result_dir / f"{scenario}.svg",
-        )
-        update_capacity(result_dir / scenario, results[scenario])
+def main() -> None:
+    """Run the scenarios, copy their results and write the page."""
+    args = parse_command_line()
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = args.scratch or Path(temporary)
+        result_dir = args.out
+        if args.smoke:  # so that the stored results stay as they are
+            stored_results = rig.BENCHMARKS_DIR.parent / args.out
+            result_dir = shutil.copytree(stored_results, Path(temporary) / "copy")
 
-    (result_dir / "README.md").write_text(format_page(results, result_dir))
-    print((result_dir / "README.md").read_text())
-    size = sum(file.stat().st_size for file in result_dir.rglob("*") if file.is_file())
-    print(f"{result_dir}: {size:,} bytes")
-    if size > 2_000_000:
-        raise SystemExit("more than 2 MB")
+        run_scenarios(args, scratch, result_dir)
+        write_page(result_dir)
 
 
 if __name__ == "__main__":

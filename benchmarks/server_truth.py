@@ -3,16 +3,17 @@
     python benchmarks/server_truth.py --url http://127.0.0.1:8080 [--server llamacpp|dynamo]
 
 Requests are sent one at a time, each with a prompt of its own, so that neither side has a queue.
-llama-server reports `timings` in every response: its TTFT is prompt_ms plus one token's part of
-predicted_ms, its E2E is prompt_ms + predicted_ms. Dynamo reports `nvext.timing` on request: ttft_ms
-and total_time_ms since it received the request. Our times start at the send, so the difference
-contains what the server does outside its own clock (HTTP, JSON, template, tokenizer). To attribute
-it, the next request of the same shape goes over a bare blocking socket that reads its clock right
-after `recv`. 100 requests of each kind take some minutes; the table has the p50 and p95 in ms.
+llama-server reports `timings` in every response, and Dynamo reports `nvext.timing` on request. Our
+times start at the send, so the difference to the server's contains what the server does outside its
+own clock (HTTP, JSON, template, tokenizer). To tell this part from an error of our client, the next
+request of the same shape goes over a plain blocking socket that reads its clock right after `recv`:
+both should differ from the server by the same time. 100 requests of each kind take some minutes.
+The table has the p50 and p95 in ms.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -20,12 +21,14 @@ import re
 import socket
 import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import rig
 import uvloop
 from loadgen_sdk.app.client import Client
 from loadgen_sdk.request import Request
+from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 from scripted_server import COUNT, chunk, events, serving
 
@@ -36,71 +39,73 @@ from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.workload import load, read_flags
 
-TIMEOUT_S = 60.0
-WITH_TEXT = re.compile(rb'"content": ?"[^"]')
-TIMED_USAGE = COUNT | {"timings": {"prompt_ms": 0.01, "predicted_ms": 0.01, "predicted_n": 2}}
-RESPONSE = events(
-    chunk("Hello"), chunk(" you", "length"), TIMED_USAGE
-)  # as llama-server's, with --smoke
+PROBE_TIMEOUT_S = 60.0
+OUTPUT_TOKENS = "100"
+RECEIVE_BUFFER_BYTES = 65_536
+NO_SERVER_TIMES = "the server reports no times of its own"
+EVENT_WITH_TEXT = re.compile(rb'"content": ?"[^"]')  # in the bytes of a response
+
+# The response of the scripted server of `--smoke`, with the times that llama-server would report
+SMOKE_USAGE = COUNT | {"timings": {"prompt_ms": 0.01, "predicted_ms": 0.01, "predicted_n": 2}}
+SMOKE_RESPONSE = events(chunk("Hello"), chunk(" you", "length"), SMOKE_USAGE)
 
 
 class Latencies(NamedTuple):
-    """TTFT and E2E of one request in ms."""
+    """TTFT and E2E latency of one request."""
 
-    ttft: float
-    e2e: float
-
-    def minus(self, other: Latencies) -> Latencies:
-        """Return the differences to other latencies."""
-        return Latencies(self.ttft - other.ttft, self.e2e - other.e2e)
+    ttft_ms: float
+    e2e_ms: float
 
 
-def read_server_times(event: dict[str, Any]) -> Latencies | None:
-    """Return TTFT and E2E as an event of the server reports them, or None.
+class ComparedLatencies(NamedTuple):
+    """The latencies of one request as the server reports them, and as a client measured them."""
 
-    llama-server reports the milliseconds of the prompt and of all tokens, so that TTFT is that of
-    the prompt and of one token. Dynamo reports both latencies.
+    reported: Latencies
+    measured: Latencies
+
+
+def read_reported_latencies(event: dict[str, Any]) -> Latencies | None:
+    """Return the latencies that an event of the server reports, or None if it reports none.
+
+    llama-server reports the time for the prompt and the time for all tokens. So its TTFT is the
+    time for the prompt plus the mean time for one token. Dynamo reports both latencies.
     """
-    llama_times: dict[str, Any] = event.get("timings") or {}
-    if llama_times:
-        prompt_ms = llama_times["prompt_ms"]
-        decode_ms = llama_times["predicted_ms"]
-        ms_per_token = decode_ms / max(llama_times["predicted_n"], 1)
-        return Latencies(prompt_ms + ms_per_token, prompt_ms + decode_ms)
+    llama_timings: dict[str, Any] = event.get("timings") or {}
+    if llama_timings:
+        prompt_ms = llama_timings["prompt_ms"]
+        all_tokens_ms = llama_timings["predicted_ms"]
+        one_token_ms = all_tokens_ms / max(llama_timings["predicted_n"], 1)
+        return Latencies(ttft_ms=prompt_ms + one_token_ms, e2e_ms=prompt_ms + all_tokens_ms)
 
-    dynamo_times: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
-    if "ttft_ms" in dynamo_times:
-        return Latencies(dynamo_times["ttft_ms"], dynamo_times["total_time_ms"])
+    dynamo_timing: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
+    if "ttft_ms" in dynamo_timing:
+        return Latencies(dynamo_timing["ttft_ms"], dynamo_timing["total_time_ms"])
 
     return None
 
 
-class ReceivedPiece(NamedTuple):
-    """What one `recv` returned, and when, in monotonic ns."""
+# -- measure over a plain socket --
+
+
+class ReceivedChunk(NamedTuple):
+    """What one call of `recv` returned, and the monotonic time right after it."""
 
     received_ns: int
     data: bytes
 
 
-def measure_bare_socket(host: str, port: int, path: str, body: bytes) -> Latencies:
-    """Send a request over a blocking socket; return how much later its text came than reported.
+class SocketExchange(NamedTuple):
+    """A request and its response over a plain socket. Times are monotonic."""
 
-    The result is the latencies since the send, minus those that the server reports for the request.
-    Nothing is decoded until the response ends, so that the clock is read right after each `recv`.
+    sent_ns: int
+    chunks: list[ReceivedChunk]
+
+
+def exchange_over_socket(host: str, port: int, path: str, body: bytes) -> SocketExchange:
+    """Send a POST request over a blocking socket, and read the response until the server closes.
+
+    The chunks are only collected, so that nothing delays the clock reading after each `recv`.
     """
-    sent_ns, pieces = exchange_over_socket(host, port, path, body)
-    text_times_ns = [piece.received_ns for piece in pieces if WITH_TEXT.search(piece.data)]
-    measured = Latencies(
-        ttft=(text_times_ns[0] - sent_ns) / 1e6, e2e=(text_times_ns[-1] - sent_ns) / 1e6
-    )
-    response = b"".join(piece.data for piece in pieces)
-    return measured.minus(find_server_times(response))
-
-
-def exchange_over_socket(
-    host: str, port: int, path: str, body: bytes
-) -> tuple[int, list[ReceivedPiece]]:
-    """Send a POST request, and return when it was sent and all pieces of the response."""
     head_lines = [
         f"POST {path} HTTP/1.1",
         f"host: {host}",
@@ -108,131 +113,207 @@ def exchange_over_socket(
         "connection: close",
         f"content-length: {len(body)}",
     ]
-    request = ("\r\n".join(head_lines) + "\r\n\r\n").encode() + body
+    head = "\r\n".join(head_lines) + "\r\n\r\n"
 
-    pieces = []
+    chunks = []
     with socket.create_connection((host, port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sent_ns = time.monotonic_ns()
-        connection.sendall(request)
-        while data := connection.recv(1 << 16):
-            pieces.append(ReceivedPiece(time.monotonic_ns(), data))
+        connection.sendall(head.encode() + body)
+        while data := connection.recv(RECEIVE_BUFFER_BYTES):
+            chunks.append(ReceivedChunk(time.monotonic_ns(), data))
 
-    return sent_ns, pieces
-
-
-def find_server_times(response: bytes) -> Latencies:
-    """Return the latencies that the last event of a response with such a report has."""
-    lines = [line for line in response.splitlines() if line.startswith(b"data: {")]
-    for line in reversed(lines):
-        times = read_server_times(json.loads(line.removeprefix(b"data: ")))
-        if times is not None:
-            return times
-    raise SystemExit("the server tells no timing of its own")
+    return SocketExchange(sent_ns, chunks)
 
 
-class MeasuredRequests(NamedTuple):
-    """The latencies of all requests: those that the server reports, and two differences to them.
+def measure_over_socket(target: Target, body: bytes) -> ComparedLatencies:
+    """Send a chat request over a plain socket and return its latencies.
 
-    `client` is how much more our client measures for the same request, `bare_socket` how much more
-    a bare socket measures for the next one.
+    TTFT ends with the first chunk of the response that has text, and E2E with the last one. Both
+    begin with the send.
     """
+    path = f"{target.base}/chat/completions"
+    exchange = exchange_over_socket(target.host, target.port, path, body)
 
-    server: list[Latencies]
-    client: list[Latencies]
-    bare_socket: list[Latencies]
-
-
-async def measure(url: str, server: str, model: str | None, count: int) -> MeasuredRequests:
-    """Send `count` requests by our client and as many over a bare socket, in turns."""
-    probed_target = await probe_url(Settings(url=url, server=server, model=model), TIMEOUT_S)
-    target = probed_target.target
-    workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
-    requests = build_prompts(
-        workload, seeds.random_seed(), seeds.random_seed(), tokenizer.load_tokenizer(None)
+    text_times_ns = [
+        received.received_ns
+        for received in exchange.chunks
+        if EVENT_WITH_TEXT.search(received.data)
+    ]
+    measured = Latencies(
+        ttft_ms=(text_times_ns[0] - exchange.sent_ns) / 1e6,
+        e2e_ms=(text_times_ns[-1] - exchange.sent_ns) / 1e6,
     )
-
-    # Dynamo reports its times only on request.
-    extra = {"nvext": {"extra_fields": ["timing"]}} if probed_target.server == "dynamo" else None
-    body_format = BodyFormat(
-        probed_target.server_profile, "chat", probed_target.model, True, extra_body=extra
-    )
-
-    measured = MeasuredRequests([], [], [])
-    async with Client(
-        target,
-        model=probed_target.model,
-        server_profile=probed_target.server_profile,
-        extra_body=extra,
-    ) as client:
-        for number in range(count):
-            request: Request = requests[2 * number]
-            reported, by_client = await measure_client(client, request, number)
-            measured.server.append(reported)
-            measured.client.append(by_client.minus(reported))
-            next_body = encode_body(requests[2 * number + 1], body_format)
-            measured.bare_socket.append(
-                measure_bare_socket(
-                    target.host, target.port, f"{target.base}/chat/completions", next_body
-                )
-            )
-
-    return measured
+    response = b"".join(received.data for received in exchange.chunks)
+    return ComparedLatencies(find_reported_latencies(response), measured)
 
 
-async def measure_client(
-    client: Client, request: Request, number: int
-) -> tuple[Latencies, Latencies]:
-    """Send a request by our client; return the latencies by the server and by the client.
+def find_reported_latencies(response: bytes) -> Latencies:
+    """Return the latencies that the last event with such a report has in a streamed response.
 
-    Raises SystemExit if it fails or if the server reports no times.
+    Raises SystemExit if no event reports any.
+    """
+    prefix = b"data: "
+    for line in reversed(response.splitlines()):
+        if not line.startswith(prefix + b"{"):
+            continue
+        latencies = read_reported_latencies(json.loads(line.removeprefix(prefix)))
+        if latencies is not None:
+            return latencies
+
+    raise SystemExit(NO_SERVER_TIMES)
+
+
+# -- measure with our client --
+
+
+async def measure_with_client(client: Client, request: Request) -> ComparedLatencies:
+    """Send a request with the client of loadgen and return its latencies.
+
+    Raises SystemExit if the request fails or if the server reports no times.
     """
     completion = await client.complete(request)
-    reported = read_server_times(completion.server_timing or {})
-    if completion.failure is not None or reported is None:
-        reason = completion.failure or "the server tells no timing of its own"
-        raise SystemExit(f"request {number}: {reason}")
+    if completion.failure is not None:
+        raise SystemExit(f"a request failed: {completion.failure}")
 
-    by_client = Latencies(
-        ttft=(completion.first_token - completion.sent) / 1e6,
-        e2e=(completion.end - completion.sent) / 1e6,
+    reported = read_reported_latencies(completion.server_timing or {})
+    if reported is None:
+        raise SystemExit(NO_SERVER_TIMES)
+
+    measured = Latencies(
+        ttft_ms=(completion.first_token - completion.sent) / 1e6,
+        e2e_ms=(completion.end - completion.sent) / 1e6,
     )
-    return reported, by_client
+    return ComparedLatencies(reported, measured)
 
 
-def main() -> None:
-    """Print TTFT and E2E of the server, of this client and of a bare socket."""
+class Measurements(NamedTuple):
+    """The requests that our client sent, and those of the same shape over a plain socket."""
+
+    client: list[ComparedLatencies]
+    plain_socket: list[ComparedLatencies]
+
+
+async def measure_alternately(
+    url: str, server: str, model: str | None, request_count: int
+) -> Measurements:
+    """Send `request_count` requests with our client and as many over a plain socket, in turns."""
+    settings = Settings(url=url, server=server, model=model)
+    probe_result = await probe_url(settings, PROBE_TIMEOUT_S)
+
+    # Dynamo reports its times only on request.
+    extra_body = None
+    if probe_result.server == "dynamo":
+        extra_body = {"nvext": {"extra_fields": ["timing"]}}
+
+    body_format = BodyFormat(
+        server_profile=probe_result.server_profile,
+        api="chat",
+        model=probe_result.model,
+        stream=True,
+        extra_body=extra_body,
+    )
+    client = Client(
+        probe_result.target,
+        model=probe_result.model,
+        server_profile=probe_result.server_profile,
+        extra_body=extra_body,
+    )
+    requests = build_requests(2 * request_count)
+
+    measurements = Measurements(client=[], plain_socket=[])
+    async with client:
+        for client_request, socket_request in zip(requests[::2], requests[1::2], strict=True):
+            measurements.client.append(await measure_with_client(client, client_request))
+            body = encode_body(socket_request, body_format)
+            measurements.plain_socket.append(measure_over_socket(probe_result.target, body))
+
+    return measurements
+
+
+def build_requests(request_count: int) -> list[Request]:
+    """Return requests of the workload `qa` with texts that no cache of the server has."""
+    workload = load("qa", read_flags(num_requests=str(request_count), output_tokens=OUTPUT_TOKENS))
+    prompts = build_prompts(
+        workload, seeds.random_seed(), seeds.random_seed(), tokenizer.load_tokenizer(None)
+    )
+    return [prompts[index] for index in range(request_count)]
+
+
+# -- print --
+
+
+COLUMNS = (
+    "metric",
+    "reported by the server",
+    "loadgen measures more than that",
+    "a plain socket measures more than that",
+)
+
+
+def create_row(
+    metric: str, measurements: Measurements, read_metric: Callable[[Latencies], float]
+) -> list[str]:
+    """Return the cells of a metric, in the order of COLUMNS.
+
+    The last two cells are differences between the measured and the reported values of the same
+    request.
+    """
+
+    def list_differences(requests: Sequence[ComparedLatencies]) -> list[float]:
+        """Return how much more each request took than the server reports."""
+        return [
+            read_metric(request.measured) - read_metric(request.reported) for request in requests
+        ]
+
+    reported = [read_metric(request.reported) for request in measurements.client]
+    return [
+        metric,
+        format_p50_and_p95(reported),
+        format_p50_and_p95(list_differences(measurements.client)),
+        format_p50_and_p95(list_differences(measurements.plain_socket)),
+    ]
+
+
+def format_p50_and_p95(values: Sequence[float]) -> str:
+    """Return "p50 (p95)" of some values."""
+    p95 = sorted(values)[int(len(values) * 0.95)]
+    return f"{statistics.median(values):.2f} ({p95:.2f})"
+
+
+@contextlib.contextmanager
+def serve_smoke_response() -> Iterator[str]:
+    """Serve SMOKE_RESPONSE to every request inside the `with` block, and yield the URL."""
+    with serving(SMOKE_RESPONSE) as server:
+        yield server.url
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script. `--url` may be left out only with `--smoke`."""
     parser = rig.create_parser(__doc__)
-    parser.add_argument("--url", help="of a server that tells its times")
+    parser.add_argument("--url", help="of a server that reports its times")
     parser.add_argument("--server", default="auto")
     parser.add_argument("--model")
     parser.add_argument("--requests", type=int, default=100)
-
     args = rig.parse_arguments(parser, server="llamacpp", model="m-1", requests=3)
-    with contextlib.ExitStack() as stack:
-        url = args.url
-        if not url and args.smoke:
-            url = stack.enter_context(serving(RESPONSE)).url
-        if not url:
-            parser.error("--url is missing: which server?")
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        measured = runner.run(measure(url, args.server, args.model, args.requests))
+    if not args.url and not args.smoke:
+        parser.error("--url is missing: which server?")
+    return args
 
-    print(f"{args.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
-    columns = [
-        "metric",
-        "the server says",
-        "this client, more than that",
-        "a bare socket, more than that",
+
+def main() -> None:
+    """Print TTFT and E2E by the server, by our client and by a plain socket."""
+    args = parse_command_line()
+    endpoint = contextlib.nullcontext(args.url) if args.url else serve_smoke_response()
+    with endpoint as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        measurements = runner.run(measure_alternately(url, args.server, args.model, args.requests))
+
+    rows = [
+        create_row("TTFT", measurements, lambda latencies: latencies.ttft_ms),
+        create_row("E2E latency", measurements, lambda latencies: latencies.e2e_ms),
     ]
-    ttft_cells = [_format_median_and_p95([row.ttft for row in rows]) for rows in measured]
-    e2e_cells = [_format_median_and_p95([row.e2e for row in rows]) for rows in measured]
-    print(rig.format_table(columns, [["TTFT", *ttft_cells], ["E2E", *e2e_cells]]))
-
-
-def _format_median_and_p95(values: list[float]) -> str:
-    """Return "median (p95)" of some values."""
-    return f"{statistics.median(values):.2f} ({sorted(values)[int(len(values) * 0.95)]:.2f})"
+    print(f"{args.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
+    print(rig.format_table(COLUMNS, rows))
 
 
 if __name__ == "__main__":

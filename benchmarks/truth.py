@@ -2,21 +2,24 @@
 
     python benchmarks/truth.py [--alone] [--seconds 20] [--rates 10000,25000]
 
-Poisson arrivals, 200 tokens with 10 ms between them. The client has one core for all its processes,
-the endpoint has the other. The endpoint reads its clock right before each send. This is the true
-time, except for one send and for delays of the endpoint between the two, because a core is shared
-with others. So an error counts as bounded within the timestamp uncertainty + 0.1 ms. `explained`
-also allows the time until the endpoint reads its clock again, which is after the send. It takes
-some minutes and prints the errors by load, with their limits.
+Requests arrive as a Poisson process and get 200 tokens with 10 ms between them. The client has one
+core for all its processes, the endpoint has the other. The endpoint reads its clock right before
+each send, and this reading counts as the true time. It differs from the time at which the token
+left the endpoint by the duration of one send, and by any delay of the endpoint between the two,
+because a core is shared with others. So two fractions of the requests are printed: those whose
+error is within the timestamp uncertainty + 0.1 ms, and those whose error is within the same bound
+if the token may have left at any time before the endpoint read its clock again, which it does after
+the send. The script takes some minutes and prints the errors by load, with their limits.
 """
 
 from __future__ import annotations
 
+import argparse
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import rig
 from numpy.typing import NDArray
@@ -25,51 +28,105 @@ from loadgen.core.results import store
 from loadgen.core.stats.quantiles import quantile_of
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
-TOKENS, ITL_MS = 200, 10
-LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99
-MAX_TPOT_ERROR, MIN_BOUNDED_FRACTION, MAX_TIMESTAMP_UNCERTAINTY_MS = 0.005, 0.999, 1.0
-# Between the endpoint's clock reading and the kernel timestamp: one send, or a preemption.
-TOLERANCE_NS = 100_000
+TOKENS_PER_RESPONSE = 200
+ITL_MS = 10  # time between two tokens of a response
+
+# What may pass between the endpoint's clock reading and the kernel's timestamp: one send.
+SEND_TOLERANCE_NS = 100_000
 
 
-class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """Accuracy of a run against the endpoint's log.
+class TtftErrorLimits(NamedTuple):
+    """The largest allowed errors of the quantiles of TTFT, in ms."""
 
-    `*_error` of a quantile: reported - true quantile.
+    p50_ms: float
+    p99_ms: float
+
+
+TTFT_ERROR_LIMITS = {10_000: TtftErrorLimits(0.2, 1.0), 25_000: TtftErrorLimits(0.3, 2.0)}
+"""The limits by events per second; other rates have none."""
+
+MAX_TPOT_P50_RELATIVE_ERROR = 0.005
+MIN_WITHIN_UNCERTAINTY_FRACTION = 0.999
+UNCERTAINTY_LIMIT_RATE = 10_000  # events per second; the limit below is only for this rate
+MAX_MEDIAN_UNCERTAINTY_MS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingAccuracy:
+    """How accurate the times of a run are, compared with the log of its endpoint.
+
+    The error of a quantile is the reported quantile minus the true one. The error of a request is
+    the absolute difference between the reported and the true time of its first token.
     """
 
-    count: int  # ok requests found in both
-    ttft_p50_ms: float  # true: first token sent - due
-    ttft_p99_ms: float
+    request_count: int
+    true_ttft_p50_ms: float
+    true_ttft_p99_ms: float
     ttft_p50_error_ms: float
     ttft_p99_error_ms: float
-    tpot_p50_error_share: float | None  # relative; null when no answer has two tokens
-    error_p50_ms: float  # of |reported - true first token| per request
-    error_p99_ms: float
-    error_max_ms: float
-    stamp_error_p50_ms: float
-    stamp_error_p99_ms: float
-    # Share of requests whose error is within their timestamp uncertainty + TOLERANCE_NS.
-    bounded_share: float
-    # The same, with the true time anywhere up to the endpoint's next clock reading.
-    explained_share: float
+    tpot_p50_relative_error: float | None  # None if no response has two tokens
+    request_error_p50_ms: float
+    request_error_p99_ms: float
+    request_error_max_ms: float
+    uncertainty_p50_ms: float  # the timestamp uncertainty that the run reports
+    uncertainty_p99_ms: float
+
+    # Fraction of the requests whose error is at most their timestamp uncertainty + 0.1 ms
+    within_uncertainty: float
+
+    # The same if the token may have left at any time before the endpoint's next clock reading
+    within_uncertainty_and_server_delay: float
 
 
-class RequestMatch(NamedTuple):
-    """Requests that are both in the records of a run and in the log of its endpoint.
+class SendTimes(NamedTuple):
+    """When the endpoint sent one response, in ns since the start of the run.
 
-    Each array has an element per request: its number in the log, and the index of its record.
+    `next_reading_ns` is the endpoint's first clock reading after it sent the first token. It is the
+    time of the next send in the log, which may belong to another response.
     """
 
-    numbers: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    first_token_ns: int
+    last_token_ns: int
+    next_reading_ns: int
 
 
-def match_requests(rows: NDArray[np.void], log: SentRequests, run_id: str) -> RequestMatch:
-    """Match the ok requests of a run with those that the endpoint answered, by slot.
+def find_send_times(log: SentRequests, start_ns: int) -> dict[int, SendTimes]:
+    """Return when each request of the log got its tokens, by the number of the request."""
+    sent_ns = (log.sent_ns - start_ns).tolist()
+    last_index = len(sent_ns) - 1
+    times: dict[int, SendTimes] = {}
+    for index, request_number in enumerate(log.request.tolist()):
+        earlier = times.get(request_number)
+        if earlier is None:
+            next_reading_ns = sent_ns[min(index + 1, last_index)]
+            times[request_number] = SendTimes(sent_ns[index], sent_ns[index], next_reading_ns)
+        else:
+            times[request_number] = earlier._replace(last_token_ns=sent_ns[index])
 
-    The slot is the number of a request in the schedule. The id of a request in the log is
-    "RUN_ID-SLOT"; those of other runs are left out.
+    return times
+
+
+@dataclass(frozen=True)
+class MatchedRequests:
+    """Requests that are both in the records of a run and in the log of its endpoint.
+
+    Each array has one element per request. `records` are the request records of the client, the
+    other arrays are the send times by the log, in ns since the start of the run.
+    """
+
+    records: NDArray[np.void]
+    first_sent_ns: NDArray[np.int64]
+    last_sent_ns: NDArray[np.int64]
+    next_reading_ns: NDArray[np.int64]
+
+
+def match_requests(
+    records: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int
+) -> MatchedRequests:
+    """Match the successful requests of a run with those that the endpoint answered.
+
+    Both sides know the slot of a request, which is its position in the schedule: the client in its
+    records, the endpoint in the request id "RUN_ID-SLOT". Requests of other runs are left out.
     """
     prefix = f"{run_id}-"
     number_by_slot = {
@@ -77,212 +134,218 @@ def match_requests(rows: NDArray[np.void], log: SentRequests, run_id: str) -> Re
         for request in log.requests
         if request.id.startswith(prefix) and request.status == 200
     }
-    numbers_with_sends = set(np.unique(log.request).tolist())
-    has_first_token = (rows["status"] == 0) & (rows["first_token_ns"] >= 0)
-    numbers = []
+    send_times = find_send_times(log, start_ns)
 
-    matched_rows = []
-    for row_index in np.flatnonzero(has_first_token).tolist():
-        number = number_by_slot.get(int(rows["slot"][row_index]))
-        if number is not None and number in numbers_with_sends:
-            numbers.append(number)
-            matched_rows.append(row_index)
+    record_indices = []
+    matched_sends = []
+    has_first_token = (records["status"] == 0) & (records["first_token_ns"] >= 0)
+    for record_index in np.flatnonzero(has_first_token).tolist():
+        request_number = number_by_slot.get(int(records["slot"][record_index]))
+        if request_number in send_times:
+            record_indices.append(record_index)
+            matched_sends.append(send_times[request_number])
 
-    return RequestMatch(np.array(numbers, np.int64), np.array(matched_rows, np.int64))
-
-
-class SendTimes(NamedTuple):
-    """When the endpoint sent each matched request, in ns since the start of the run.
-
-    `next_send` is the send of any request that follows the first one in the log. The endpoint reads
-    its clock again then.
-    """
-
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    next_send: NDArray[np.int64]
-
-
-def find_send_times(log: SentRequests, numbers: NDArray[np.int64], start_ns: int) -> SendTimes:
-    """Return the first and the last send of some requests, and the send after the first."""
-    sent_ns = log.sent_ns - start_ns
-    count = int(log.request.max()) + 1
-    first_index = np.full(count, -1, np.int64)
-    last_index = np.full(count, -1, np.int64)
-    indices = np.arange(len(log.request))
-
-    # Of several assignments to an element, the last one counts. So the first send of a request is
-    # assigned in reverse order.
-    first_index[log.request[::-1]] = indices[::-1]
-    last_index[log.request] = indices
-    next_index = np.minimum(first_index[numbers] + 1, len(sent_ns) - 1)
-
-    return SendTimes(
-        first=sent_ns[first_index[numbers]],
-        last=sent_ns[last_index[numbers]],
-        next_send=sent_ns[next_index],
+    return MatchedRequests(
+        records=records[np.array(record_indices, np.int64)],
+        first_sent_ns=np.array([sends.first_token_ns for sends in matched_sends], np.int64),
+        last_sent_ns=np.array([sends.last_token_ns for sends in matched_sends], np.int64),
+        next_reading_ns=np.array([sends.next_reading_ns for sends in matched_sends], np.int64),
     )
 
 
 def compare_with_log(
-    rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int
-) -> Truth | None:
-    """Compare the ok requests of a run with the log of its endpoint.
+    records: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int
+) -> TimingAccuracy | None:
+    """Compare the request records of a run with the log of its endpoint.
 
-    The endpoint reads its clock just before each send. The true time lies between that reading and
-    the next one in the log, which follows the return of the send.
-
-    Returns:
-        The errors of the run, or None if no request is in both.
+    `start_ns` is the start of the run on the clock of the log. Returns None if no successful
+    request is in both.
     """
-    match = match_requests(rows, log, run_id)
-    if not len(match.rows):
+    requests = match_requests(records, log, run_id, start_ns)
+    if not len(requests.records):
         return None
 
-    sent = find_send_times(log, match.numbers, start_ns)
-    matched = rows[match.rows]
-    due_ns = matched["due_ns"]
-    reported_ns = matched["first_token_ns"]
-    uncertainty_ns = matched["stamp_error_ns"]
-    error_ns = reported_ns - sent.first
-    is_too_early = error_ns < -TOLERANCE_NS
-    beyond_uncertainty_ns = error_ns - uncertainty_ns
-    until_next_reading_ns = np.maximum(sent.next_send - sent.first, 0)
-    is_bounded = ~is_too_early & (beyond_uncertainty_ns <= TOLERANCE_NS)
-    is_explained = ~is_too_early & (beyond_uncertainty_ns <= until_next_reading_ns + TOLERANCE_NS)
-    true_ttft_ns = sent.first - due_ns
-    reported_ttft_ns = reported_ns - due_ns
-    true_p50_ms = _quantile_ms(true_ttft_ns, 0.5)
-    true_p99_ms = _quantile_ms(true_ttft_ns, 0.99)
+    due_ns = requests.records["due_ns"]
+    reported_first_token_ns = requests.records["first_token_ns"]
+    reported_ttft_ns = reported_first_token_ns - due_ns
+    true_ttft_ns = requests.first_sent_ns - due_ns
+    request_error_ns = np.abs(reported_first_token_ns - requests.first_sent_ns)
 
-    return Truth(
-        count=len(matched),
-        ttft_p50_ms=true_p50_ms,
-        ttft_p99_ms=true_p99_ms,
-        ttft_p50_error_ms=_quantile_ms(reported_ttft_ns, 0.5) - true_p50_ms,
-        ttft_p99_error_ms=_quantile_ms(reported_ttft_ns, 0.99) - true_p99_ms,
-        tpot_p50_error_share=_tpot_p50_error(matched, sent),
-        error_p50_ms=_quantile_ms(np.abs(error_ns), 0.5),
-        error_p99_ms=_quantile_ms(np.abs(error_ns), 0.99),
-        error_max_ms=_quantile_ms(np.abs(error_ns), 1.0),
-        stamp_error_p50_ms=_quantile_ms(uncertainty_ns, 0.5),
-        stamp_error_p99_ms=_quantile_ms(uncertainty_ns, 0.99),
-        bounded_share=float(np.mean(is_bounded)),
-        explained_share=float(np.mean(is_explained)),
+    true_ttft_p50_ms = quantile_ms(true_ttft_ns, 0.5)
+    true_ttft_p99_ms = quantile_ms(true_ttft_ns, 0.99)
+    uncertainty_ns = requests.records["stamp_error_ns"]
+    server_delay_ns = np.maximum(requests.next_reading_ns - requests.first_sent_ns, 0)
+
+    return TimingAccuracy(
+        request_count=len(requests.records),
+        true_ttft_p50_ms=true_ttft_p50_ms,
+        true_ttft_p99_ms=true_ttft_p99_ms,
+        ttft_p50_error_ms=quantile_ms(reported_ttft_ns, 0.5) - true_ttft_p50_ms,
+        ttft_p99_error_ms=quantile_ms(reported_ttft_ns, 0.99) - true_ttft_p99_ms,
+        tpot_p50_relative_error=compute_tpot_error(requests),
+        request_error_p50_ms=quantile_ms(request_error_ns, 0.5),
+        request_error_p99_ms=quantile_ms(request_error_ns, 0.99),
+        request_error_max_ms=quantile_ms(request_error_ns, 1.0),
+        uncertainty_p50_ms=quantile_ms(uncertainty_ns, 0.5),
+        uncertainty_p99_ms=quantile_ms(uncertainty_ns, 0.99),
+        within_uncertainty=bounded_fraction(requests, uncertainty_ns),
+        within_uncertainty_and_server_delay=bounded_fraction(
+            requests, uncertainty_ns + server_delay_ns
+        ),
     )
 
 
-def _quantile_ms(values_ns: NDArray[np.generic], p: float) -> float:
+def bounded_fraction(requests: MatchedRequests, max_lateness_ns: NDArray[np.int64]) -> float:
+    """Return the fraction of the requests whose first token was reported within its bound.
+
+    A token may be reported up to `max_lateness_ns` after the endpoint sent it, and never before,
+    because nothing arrives before it was sent. Both bounds have the tolerance of one send.
+    """
+    lateness_ns = requests.records["first_token_ns"] - requests.first_sent_ns
+    is_too_early = lateness_ns < -SEND_TOLERANCE_NS
+    is_too_late = lateness_ns > max_lateness_ns + SEND_TOLERANCE_NS
+    return float(np.mean(~is_too_early & ~is_too_late))
+
+
+def compute_tpot_error(requests: MatchedRequests) -> float | None:
+    """Return the relative error of the median TPOT, or None if no response has two tokens.
+
+    TPOT is the time from the first to the last token, divided by the number of tokens after the
+    first one.
+    """
+    records = requests.records
+    has_two_tokens = records["output_tokens"] > 1
+    if not has_two_tokens.any():
+        return None
+
+    later_tokens = records["output_tokens"][has_two_tokens] - 1
+    reported_ns = records["last_token_ns"] - records["first_token_ns"]
+    true_ns = requests.last_sent_ns - requests.first_sent_ns
+    reported_tpot_ns = quantile_of(reported_ns[has_two_tokens] / later_tokens, 0.5)
+    true_tpot_ns = quantile_of(true_ns[has_two_tokens] / later_tokens, 0.5)
+
+    return reported_tpot_ns / true_tpot_ns - 1
+
+
+def quantile_ms(values_ns: NDArray[np.generic], quantile: float) -> float:
     """Return a quantile in ms, rounded to 0.1 microseconds."""
-    return round(quantile_of(values_ns, p) / 1e6, 4)
+    return round(quantile_of(values_ns, quantile) / 1e6, 4)
 
 
-def measure_once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:
-    """Run one load; return what it cost, and how accurate it is by the endpoint's log.
+class MeasuredLoad(NamedTuple):
+    """One load: what it cost the client and the endpoint, and how accurate its times are.
 
-    The load has so many events per second, in responses of TOKENS tokens. With `lockstep`, all
-    responses get their events at the same time. Raises SystemExit if a request failed.
+    `cost` has the keys of `rig.measure_client_and_server` and of the script ours.py, for example `cpu_s`,
+    `wall_s` and `server_core_fraction`.
+    """
+
+    cost: dict[str, Any]
+    accuracy: TimingAccuracy
+
+
+def measure_load(events_per_s: float, duration_s: float, *, lockstep: bool) -> MeasuredLoad:
+    """Run one load and compare its records with the endpoint's log.
+
+    With `lockstep`, all responses get their events at the same time, and otherwise spread out.
+    Raises SystemExit if a request failed.
     """
     with tempfile.TemporaryDirectory(prefix="loadgen-truth-") as run_dir:
-        log_path = f"{run_dir}/sends"
-        with rig.serve_endpoint(
-            ttft="normal:120ms,25ms",
-            itl=f"{ITL_MS}ms",
-            lockstep=lockstep,
-            log_events="all",
-            log=log_path,
-        ) as server:
-            arguments = {
-                "url": server.url,
-                "folder": run_dir,
-                "requests": {"input_tokens": 20, "output_tokens": TOKENS},
-                "request_rate": rate / TOKENS,
-                "duration": seconds,
-            }
-            # The client is a process of its own on one core: the script ours.py.
-            result = rig.measure_client_and_server(
-                server.url, lambda: rig.run_contender("ours.py", "load", arguments)
-            )
+        log_path = Path(run_dir) / "sends"
+        cost = run_client(run_dir, log_path, events_per_s, duration_s, lockstep=lockstep)
+        log = parse_log(log_path.read_bytes())
+        records = store.read_run(Path(run_dir)).rows
 
-        log = parse_log(Path(log_path).read_bytes())
-        rows = store.read_run(Path(run_dir)).rows
+    accuracy = compare_with_log(records, log, cost["run_id"], cost["start_ns"])
+    failed_requests = cost["requests"] - cost["ok"]
+    if accuracy is None or failed_requests:
+        raise SystemExit(f"{failed_requests} of {cost['requests']} requests failed")
 
-    truth = compare_with_log(rows, log, result["run_id"], result["start_ns"])
-    failed = result["requests"] - result["ok"]
-    if truth is None or failed:
-        raise SystemExit(f"{failed} of {result['requests']} requests failed")
-
-    return result, truth
+    return MeasuredLoad(cost, accuracy)
 
 
-class Limit(NamedTuple):
-    """A value of a run that has a limit, which is an upper or a lower bound."""
+def run_client(
+    run_dir: str, log_path: Path, events_per_s: float, duration_s: float, *, lockstep: bool
+) -> dict[str, Any]:
+    """Run loadgen against an endpoint that logs every send, and return what this cost.
+
+    The client is the script ours.py, which runs as a process of its own on one core. It stores its
+    run in `run_dir`.
+    """
+    endpoint_options = {
+        "ttft": "normal:120ms,25ms",
+        "itl": f"{ITL_MS}ms",
+        "lockstep": lockstep,
+        "log_events": "all",
+        "log": str(log_path),
+    }
+    with rig.serve_endpoint(**endpoint_options) as server:
+        arguments = {
+            "url": server.url,
+            "folder": run_dir,
+            "requests": {"input_tokens": 20, "output_tokens": TOKENS_PER_RESPONSE},
+            "request_rate": events_per_s / TOKENS_PER_RESPONSE,
+            "duration": duration_s,
+        }
+        return rig.measure_client_and_server(
+            server.url, lambda: rig.run_contender("ours.py", "load", arguments)
+        )
+
+
+class CheckedValue(NamedTuple):
+    """A value that has a limit: an upper bound, or else a lower bound."""
 
     description: str
     value: float
     limit: float
     is_upper_bound: bool = True
 
-    def describe(self) -> str:
+    def format_line(self) -> str:
         """Return the value, and whether it keeps its limit."""
         verdict = rig.format_limit_check(self.value, self.limit, is_upper_bound=self.is_upper_bound)
         return f"{self.description} {self.value:.4g}: {verdict}"
 
 
-def judge_limits(rate: float, truth: Truth) -> list[str]:
-    """Return a line for each limit that exists for this rate of events per second."""
-    if rate not in LIMITS:
+def check_limits(events_per_s: float, accuracy: TimingAccuracy) -> list[CheckedValue]:
+    """Return the values that have a limit at this rate, an empty list if there is none."""
+    if events_per_s not in TTFT_ERROR_LIMITS:
         return []
 
-    max_p50_error_ms, max_p99_error_ms = LIMITS[int(rate)]
-    tpot_error = abs(truth.tpot_p50_error_share or 0.0)
-
-    limits = [
-        Limit("TTFT p50 error, ms", abs(truth.ttft_p50_error_ms), max_p50_error_ms),
-        Limit("TTFT p99 error, ms", abs(truth.ttft_p99_error_ms), max_p99_error_ms),
-        Limit("TPOT p50 error, share", tpot_error, MAX_TPOT_ERROR),
-        Limit(
-            "share of errors within their timestamp uncertainty + 0.1 ms",
-            truth.bounded_share,
-            MIN_BOUNDED_FRACTION,
+    ttft_limits = TTFT_ERROR_LIMITS[int(events_per_s)]
+    ttft_p50_error_ms = abs(accuracy.ttft_p50_error_ms)
+    ttft_p99_error_ms = abs(accuracy.ttft_p99_error_ms)
+    tpot_error = abs(accuracy.tpot_p50_relative_error or 0.0)
+    checked_values = [
+        CheckedValue("TTFT p50 error, ms", ttft_p50_error_ms, ttft_limits.p50_ms),
+        CheckedValue("TTFT p99 error, ms", ttft_p99_error_ms, ttft_limits.p99_ms),
+        CheckedValue("TPOT p50 relative error", tpot_error, MAX_TPOT_P50_RELATIVE_ERROR),
+        CheckedValue(
+            "fraction of errors within the timestamp uncertainty + 0.1 ms",
+            accuracy.within_uncertainty,
+            MIN_WITHIN_UNCERTAINTY_FRACTION,
             is_upper_bound=False,
         ),
     ]
-    if rate == 10_000:
-        limits.append(
-            Limit(
+    if events_per_s == UNCERTAINTY_LIMIT_RATE:
+        checked_values.append(
+            CheckedValue(
                 "median timestamp uncertainty, ms",
-                truth.stamp_error_p50_ms,
-                MAX_TIMESTAMP_UNCERTAINTY_MS,
+                accuracy.uncertainty_p50_ms,
+                MAX_MEDIAN_UNCERTAINTY_MS,
             )
         )
 
-    return [limit.describe() for limit in limits]
-
-
-def _tpot_p50_error(matched: NDArray[np.void], sent: SendTimes) -> float | None:
-    """Return the relative error of TPOT p50, or None if no response has two tokens."""
-    has_gaps = matched["output_tokens"] > 1
-    gaps = matched["output_tokens"][has_gaps] - 1
-    if not len(gaps):
-        return None
-
-    true_tpot_ns = (sent.last - sent.first)[has_gaps] / gaps
-    reported_ns = matched["last_token_ns"] - matched["first_token_ns"]
-    reported_tpot_ns = reported_ns[has_gaps] / gaps
-
-    return quantile_of(reported_tpot_ns, 0.5) / quantile_of(true_tpot_ns, 0.5) - 1
+    return checked_values
 
 
 COLUMNS = (
     "load",
     "requests",
     "true TTFT p50 / p99, ms",
-    "error of p50 / p99, ms",
-    "per request p50 / p99 / max, ms",
-    "TPOT p50 error",
+    "error of TTFT p50 / p99, ms",
+    "error per request p50 / p99 / max, ms",
+    "error of TPOT p50",
     "timestamp uncertainty p50 / p99, ms",
-    "bounded / explained",
+    "within uncertainty / and server delay",
     "client CPU",
     "server CPU",
     "reads/event",
@@ -290,53 +353,74 @@ COLUMNS = (
 )
 
 
-def format_row(name: str, result: dict[str, Any], truth: Truth) -> list[str]:
-    """Return the row of a load: its errors, and what it cost."""
-    tpot_error = truth.tpot_p50_error_share
+def create_row(load_name: str, load: MeasuredLoad) -> list[str]:
+    """Return the cells of a load, in the order of COLUMNS."""
+    accuracy = load.accuracy
+    request_errors_ms = (
+        f"{accuracy.request_error_p50_ms:.3f}",
+        f"{accuracy.request_error_p99_ms:.3f}",
+        f"{accuracy.request_error_max_ms:.2f}",
+    )
+    within_bounds = (
+        f"{accuracy.within_uncertainty:.2%}",
+        f"{accuracy.within_uncertainty_and_server_delay:.2%}",
+    )
+    tpot_error = "-"
+    if accuracy.tpot_p50_relative_error is not None:
+        tpot_error = f"{accuracy.tpot_p50_relative_error:+.3%}"
+
     return [
-        name,
-        f"{truth.count:,}",
-        f"{truth.ttft_p50_ms:.2f} / {truth.ttft_p99_ms:.2f}",
-        f"{truth.ttft_p50_error_ms:+.3f} / {truth.ttft_p99_error_ms:+.3f}",
-        f"{truth.error_p50_ms:.3f} / {truth.error_p99_ms:.3f} / {truth.error_max_ms:.2f}",
-        "-" if tpot_error is None else f"{tpot_error:+.3%}",
-        f"{truth.stamp_error_p50_ms:.3f} / {truth.stamp_error_p99_ms:.3f}",
-        f"{truth.bounded_share:.2%} / {truth.explained_share:.2%}",
-        f"{result['cpu_s'] / result['wall_s']:.0%}",
-        f"{result['server_core_fraction']:.0%}",
-        f"{result['reads_per_event']:.2f}",
-        rig.describe_caveats(result),
+        load_name,
+        f"{accuracy.request_count:,}",
+        f"{accuracy.true_ttft_p50_ms:.2f} / {accuracy.true_ttft_p99_ms:.2f}",
+        f"{accuracy.ttft_p50_error_ms:+.3f} / {accuracy.ttft_p99_error_ms:+.3f}",
+        " / ".join(request_errors_ms),
+        tpot_error,
+        f"{accuracy.uncertainty_p50_ms:.3f} / {accuracy.uncertainty_p99_ms:.3f}",
+        " / ".join(within_bounds),
+        f"{load.cost['cpu_s'] / load.cost['wall_s']:.0%}",
+        f"{load.cost['server_core_fraction']:.0%}",
+        f"{load.cost['reads_per_event']:.2f}",
+        rig.describe_caveats(load.cost),
     ]
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
+    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
+    parser.add_argument("--rates", default="10000,25000", help="events/s, separated by commas")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="duration of each load; a shorter one has too few requests for a p99",
+    )
+    return rig.parse_arguments(parser, rates="2000", seconds=1.0)
 
 
 def main() -> None:
     """Print the errors by load, and whether they are within the limits."""
-    parser = rig.create_parser(__doc__, offers_realtime_priority=True)
-    parser.add_argument("--rates", default="10000,25000", help="events/s")
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, help="of each; of fewer, p99 rests on too little"
-    )
-    args = rig.parse_arguments(parser, rates="2000", seconds=1.0)
+    args = parse_command_line()
     print(
-        f"{args.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and "
-        f"endpoint one core"
+        f"{args.seconds:g} s of Poisson arrivals, {TOKENS_PER_RESPONSE} tokens {ITL_MS} ms apart; "
+        "client and endpoint have one core each.\n"
+        "Error of a quantile: reported - true. "
+        "Error per request: |reported - true| time of the first token.\n"
     )
-    print(
-        "each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n"
-    )
-    rows = []
 
-    conclusions = []
+    rows = []
+    limit_lines = []
     for lockstep in (False, True):
-        for rate in map(float, args.rates.split(",")):
-            result, truth = measure_once(rate, args.seconds, lockstep)
-            name = f"{rate:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
-            rows.append(format_row(name, result, truth))
-            conclusions += [f"- {name}: {line}" for line in judge_limits(rate, truth)]
+        for events_per_s in map(float, args.rates.split(",")):
+            load = measure_load(events_per_s, args.seconds, lockstep=lockstep)
+            load_name = f"{events_per_s:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
+            rows.append(create_row(load_name, load))
+            checked_values = check_limits(events_per_s, load.accuracy)
+            limit_lines += [f"- {load_name}: {value.format_line()}" for value in checked_values]
 
     print(rig.format_table(COLUMNS, rows))
     print()
-    print("\n".join(conclusions))
+    print("\n".join(limit_lines))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from truth import TOLERANCE_NS, compare_with_log
+from truth import SEND_TOLERANCE_NS, compare_with_log
 
 from loadgen.core.results.record import ROW
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests
@@ -54,29 +54,33 @@ def test_records_are_joined_with_the_server_log_by_request_id_and_not_by_number(
     )
 
     assert seen is not None
-    assert (seen.count, seen.ttft_p50_ms, seen.ttft_p99_ms) == (
+    assert (seen.request_count, seen.true_ttft_p50_ms, seen.true_ttft_p99_ms) == (
         2,
         11.0,
         11.0,
     )  # 10 - 0 is at place 0, 12 - 1 at 1
-    assert (seen.error_max_ms, seen.ttft_p50_error_ms, seen.bounded_share) == (0.0, 0.0, 1.0)
-    assert seen.tpot_p50_error_share == 0.0
+    assert (seen.request_error_max_ms, seen.ttft_p50_error_ms, seen.within_uncertainty) == (
+        0.0,
+        0.0,
+        1.0,
+    )
+    assert seen.tpot_p50_relative_error == 0.0
 
 
 @pytest.mark.parametrize(
     ("late_ns", "stamp_error_ns", "bounded", "explained"),
     [
         (0, 0, 1.0, 1.0),
-        (TOLERANCE_NS, 0, 1.0, 1.0),
+        (SEND_TOLERANCE_NS, 0, 1.0, 1.0),
         (
-            TOLERANCE_NS + 1,
+            SEND_TOLERANCE_NS + 1,
             0,
             0.0,
             1.0,
         ),  # the endpoint may have been held up: its next look at the clock is 2 ms on
-        (TOLERANCE_NS + 1, 1, 1.0, 1.0),
-        (2 * MS + TOLERANCE_NS + 1, 0, 0.0, 0.0),  # this it cannot explain
-        (-TOLERANCE_NS - 1, 5 * MS, 0.0, 0.0),  # nothing arrives before it was sent
+        (SEND_TOLERANCE_NS + 1, 1, 1.0, 1.0),
+        (2 * MS + SEND_TOLERANCE_NS + 1, 0, 0.0, 0.0),  # this it cannot explain
+        (-SEND_TOLERANCE_NS - 1, 5 * MS, 0.0, 0.0),  # nothing arrives before it was sent
     ],
 )
 def test_a_measurement_error_is_bounded_by_its_timestamp_uncertainty(
@@ -85,8 +89,11 @@ def test_a_measurement_error_is_bounded_by_its_timestamp_uncertainty(
     records = rows((10 * MS + late_ns, 50 * MS, stamp_error_ns))
     seen = compare_with_log(records, log(*SENDS), "run", START)
     assert seen is not None
-    assert (seen.bounded_share, seen.explained_share) == (bounded, explained)
-    assert seen.error_max_ms == round(abs(late_ns) / 1e6, 4)
+    assert (seen.within_uncertainty, seen.within_uncertainty_and_server_delay) == (
+        bounded,
+        explained,
+    )
+    assert seen.request_error_max_ms == round(abs(late_ns) / 1e6, 4)
 
 
 def test_a_server_log_of_another_run_or_of_failures_is_not_compared() -> None:
