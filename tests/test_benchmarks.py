@@ -31,7 +31,9 @@ PARTS = {
     "openai_client",
     "ours",
     "rig",
+    "scale_load",
     "scale_ray",
+    "scale_records",
     "thread_usage",
     "tree",
 }
@@ -98,7 +100,7 @@ def test_growth_of_a_run_without_a_reading_is_not_measured(
     monkeypatch.syspath_prepend(FOLDER)
     lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
 
-    assert scale_ray.RayCpuMeter().shares() == ["not seen"] * 2
+    assert scale_ray.RayCpuMeter().format_core_fractions() == ["not sampled"] * 2
     assert lag.format_quantiles([], 1e6) == "-"
     assert rivals.read_truth(SendLog("all").drain())[4:] == (0, 0)
 
