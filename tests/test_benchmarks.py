@@ -34,6 +34,9 @@ PARTS = {
     "scale_load",
     "scale_ray",
     "scale_records",
+    "sdk_instructions",
+    "sdk_throttles",
+    "sdk_work",
     "thread_usage",
     "tree",
 }
