@@ -112,7 +112,7 @@ def test_growth_of_a_run_without_a_reading_is_not_measured(
         "verdict": {},
     }
 
-    assert soak.judge_growth([soak.Sample(0.0, {}, 0)], nothing, "")
+    assert soak.judge_soak([soak.Sample(0.0, {}, 0)], nothing, "")
 
 
 @pytest.mark.processes  # git, for the tree that the page names
