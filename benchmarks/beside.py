@@ -169,11 +169,15 @@ def create_result_without_counts(name: str, remark: str, *, is_equal: bool) -> P
     return ProgramResult((name, *empty_cells, remark), is_equal)
 
 
-def run_and_compare(name: str, python: Path) -> ProgramResult:
+def run_and_compare(name: str, python: Path | None) -> ProgramResult:
     """Run a program, and compare what the SDK measured with the logs of the endpoints.
 
     One endpoint responds to the program's calls, the other refuses them with HTTP status 429.
+    `python` is the interpreter, or None if no interpreter has the packages of the program.
     """
+    if python is None:
+        return create_result_without_counts(name, "not installed", is_equal=True)
+
     with (
         rig.serve_endpoint(ttft="3ms", itl="1ms", log_events="ends") as responding,
         rig.serve_endpoint(faults="http_429@1s", log_events="ends") as refusing,
@@ -232,13 +236,11 @@ def compare_output(name: str, output: ProgramOutput, served: ServedRequests) -> 
 def main() -> int:
     """Run the programs and return 1 if a count of any of them differs from the endpoint's log."""
     args = parse_command_line()
+    names = [args.only] if args.only else list(PROGRAMS)
     results = []
-    for name in [args.only] if args.only else PROGRAMS:
+    for name in names:
         python = find_python(name, args.venvs, installs=args.install)
-        if python is None:
-            result = create_result_without_counts(name, "not installed", is_equal=True)
-        else:
-            result = run_and_compare(name, python)
+        result = run_and_compare(name, python)
         results.append(result)
         print("  ".join(result.row), flush=True)
 

@@ -28,7 +28,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,12 +52,36 @@ from loadgen.core.results import store
 from loadgen.core.stats.histogram import Histogram
 
 
+def render_rows(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a table of rows that map the titles of the columns to the cells.
+
+    All rows have the same columns. Without rows the result is empty.
+    """
+    if not rows:
+        return ""
+    return rig.format_table([*rows[0]], [[*row.values()] for row in rows])
+
+
 class WorkersTrial(NamedTuple):
     """A load that was sent by this many workers, with the same number of streams for each."""
 
     workers: int
     streams: int
     result: LoadResult
+
+    def format_cells(self) -> dict[str, str]:
+        """Return the row of this load: its rate, CPU time and memory, by the column's title."""
+        result = self.result
+        events_per_cpu_s = 1 / result.cpu_s_per_event
+        return {
+            "": f"{self.workers} worker(s), {self.streams} streams",
+            "events/s": f"{result.events_per_s:,.0f}",
+            "CPU-µs per event": f"{result.cpu_s_per_event * 1e6:.2f}",
+            "events per CPU-s": f"{events_per_cpu_s:,.0f}",
+            "busiest worker, of a core": f"{result.busiest_worker_fraction:.0%}",
+            "endpoint CPU-s": f"{result.endpoint_usage.cpu_s:.1f}",
+            "worker MB": f"{result.worker_memory_mb:,.0f}",
+        }
 
 
 WORKERS_ITL_MS = 80  # so that each stream has 12.5 events/s
@@ -74,7 +98,8 @@ def run_workers_part(args: argparse.Namespace) -> None:
             "two workers": lambda: run_workers_trial(2, args.rate, args.seconds),
         },
     )
-    print(render_workers_table(trials["one worker"] + trials["two workers"]))
+    all_trials = trials["one worker"] + trials["two workers"]
+    print(render_rows([trial.format_cells() for trial in all_trials]))
 
     cost_ratio = rig.median_ratio(
         [trial.result.cpu_s_per_event for trial in trials["two workers"]],
@@ -95,36 +120,6 @@ def run_workers_trial(workers: int, events_per_s: float, seconds: int) -> Worker
         tokens=int(seconds * events_per_stream_s),
     )
     return WorkersTrial(workers, streams, run_load(spec))
-
-
-def render_workers_table(trials: Sequence[WorkersTrial]) -> str:
-    """Return a table with a row for each load: its rate, CPU time and memory."""
-    rows = []
-    for trial in trials:
-        result = trial.result
-        cost_s = result.cpu_s_per_event
-        rows.append(
-            [
-                f"{trial.workers} worker(s), {trial.streams} streams",
-                f"{result.events_per_s:,.0f}",
-                f"{cost_s * 1e6:.2f}",
-                f"{1 / cost_s:,.0f}",
-                f"{result.busiest_worker_fraction:.0%}",
-                f"{result.endpoint_usage.cpu_s:.1f}",
-                f"{result.worker_memory_mb:,.0f}",
-            ]
-        )
-
-    columns = [
-        "",
-        "events/s",
-        "CPU-µs per event",
-        "events per CPU-s",
-        "busiest worker, of a core",
-        "endpoint CPU-s",
-        "worker MB",
-    ]
-    return rig.format_table(columns, rows)
 
 
 def print_workers_limits(cost_ratio: float) -> None:
@@ -328,23 +323,23 @@ def render_phases(phases: Sequence[StreamsPhase]) -> str:
 
     A phase that was too short for a sample of the CPU use has no row.
     """
-    rows = []
-    for phase in phases:
-        if not phase.core_fractions:
-            continue
-        rows.append(
-            [
-                phase.name,
-                f"{statistics.fmean(phase.core_fractions):.1%}",
-                f"{max(phase.core_fractions):.1%}",
-                f"{phase.gaps.count:,}",
-                *(f"{late_gap_fraction(phase.gaps, late_ms):.4%}" for late_ms in LATE_BY_MS),
-            ]
-        )
+    return render_rows([format_phase(phase) for phase in phases if phase.core_fractions])
 
-    late_columns = [f"late by {late_ms} ms" for late_ms in LATE_BY_MS]
-    columns = ["", "worker CPU, mean", "worker CPU, max", "gaps", *late_columns]
-    return rig.format_table(columns, rows)
+
+def format_phase(phase: StreamsPhase) -> dict[str, str]:
+    """Return the row of a phase by the titles of the columns.
+
+    The last columns are the fractions of gaps that exceed the interval of events by some ms.
+    """
+    cells = {
+        "": phase.name,
+        "worker CPU, mean": f"{statistics.fmean(phase.core_fractions):.1%}",
+        "worker CPU, max": f"{max(phase.core_fractions):.1%}",
+        "gaps": f"{phase.gaps.count:,}",
+    }
+    for late_ms in LATE_BY_MS:
+        cells[f"late by {late_ms} ms"] = f"{late_gap_fraction(phase.gaps, late_ms):.4%}"
+    return cells
 
 
 def late_gap_fraction(gaps: Histogram, late_ms: int) -> float:
@@ -395,14 +390,13 @@ def run_soak_part(args: argparse.Namespace) -> None:
         sampler.end()
 
     print(describe_drift(result.summary), flush=True)
-    growth_cells = format_growth(sampler.samples, args.seconds)
-    row = [
-        f"{args.streams:,} streams, {args.seconds} s",
-        f"{result.summary.requests.ok:,}",
-        f"{result.event_gaps:,}",
-        *growth_cells,
-    ]
-    print(rig.format_table(["", "ok requests", "events", *GROWTH_COLUMNS], [row]))
+    row = {
+        "": f"{args.streams:,} streams, {args.seconds} s",
+        "ok requests": f"{result.summary.requests.ok:,}",
+        "events": f"{result.event_gaps:,}",
+        **format_growth(sampler.samples, args.seconds),
+    }
+    print(render_rows([row]))
 
 
 def describe_drift(summary: Summary) -> str:
@@ -414,26 +408,19 @@ def describe_drift(summary: Summary) -> str:
     )
 
 
-GROWTH_COLUMNS = (
-    "MB after a third",
-    "MB at the end",
-    "MB per hour",
-    "disk MB at the end",
-    "disk MB per hour",
-)
 SECONDS_PER_HOUR = 3600
 
 
-def format_growth(samples: Sequence[ResourceSample], load_s: float) -> list[str]:
-    """Return the table cells of GROWTH_COLUMNS: memory and disk space, and how fast they grow.
+def format_growth(samples: Sequence[ResourceSample], load_s: float) -> dict[str, str]:
+    """Return the memory and disk space of a load, and how fast they grow, by the column's title.
 
     The first third of the load is the warm-up. The growth is the slope of a linear regression over
-    the rest. The cells are empty if there are fewer than two samples, as in a short run on a busy
+    the rest. There are no columns if there are fewer than two samples, as in a short run on a busy
     host.
     """
     after_warm_up = [sample for sample in samples if load_s / 3 < sample.elapsed_s < load_s]
     if len(after_warm_up) < 2:
-        return [""] * len(GROWTH_COLUMNS)
+        return {}
 
     times_s = [sample.elapsed_s for sample in after_warm_up]
     memory_mb = [sample.memory_bytes / 1e6 for sample in after_warm_up]
@@ -441,13 +428,13 @@ def format_growth(samples: Sequence[ResourceSample], load_s: float) -> list[str]
     memory_mb_per_s = statistics.linear_regression(times_s, memory_mb).slope
     disk_mb_per_s = statistics.linear_regression(times_s, disk_mb).slope
 
-    return [
-        f"{memory_mb[0]:.0f}",
-        f"{memory_mb[-1]:.0f}",
-        f"{memory_mb_per_s * SECONDS_PER_HOUR:+.1f}",
-        f"{disk_mb[-1]:.1f}",
-        f"{disk_mb_per_s * SECONDS_PER_HOUR:+.1f}",
-    ]
+    return {
+        "MB after a third": f"{memory_mb[0]:.0f}",
+        "MB at the end": f"{memory_mb[-1]:.0f}",
+        "MB per hour": f"{memory_mb_per_s * SECONDS_PER_HOUR:+.1f}",
+        "disk MB at the end": f"{disk_mb[-1]:.1f}",
+        "disk MB per hour": f"{disk_mb_per_s * SECONDS_PER_HOUR:+.1f}",
+    }
 
 
 class FixedRateLoad(NamedTuple):
@@ -514,17 +501,17 @@ def render_cost_table(results: dict[str, list[LoadResult]]) -> str:
     """Return a table with a row for each run of each load; the keys describe the loads."""
     rows = []
     for description, load_results in results.items():
-        rows += [[description, *format_cost_cells(result)] for result in load_results]
-    return rig.format_table(["", "events/s", "CPU-µs per event", "worker, of a core"], rows)
+        rows += [{"": description, **format_cost(result)} for result in load_results]
+    return render_rows(rows)
 
 
-def format_cost_cells(result: LoadResult) -> list[str]:
-    """Return events per second, CPU-µs per event, and the fraction of a core of the worker."""
-    return [
-        f"{result.events_per_s:,.0f}",
-        f"{result.cpu_s_per_event * 1e6:.2f}",
-        f"{result.busiest_worker_fraction:.0%}",
-    ]
+def format_cost(result: LoadResult) -> dict[str, str]:
+    """Return the rate of events and the CPU time of a load, by the column's title."""
+    return {
+        "events/s": f"{result.events_per_s:,.0f}",
+        "CPU-µs per event": f"{result.cpu_s_per_event * 1e6:.2f}",
+        "worker, of a core": f"{result.busiest_worker_fraction:.0%}",
+    }
 
 
 class TokenRateCase(NamedTuple):
@@ -570,13 +557,15 @@ def run_million_part(args: argparse.Namespace) -> None:
     """
     streams = min(STREAMS_OF_RACK_WORKER, args.streams)
     costs = {}
-    for full_case in TOKEN_RATE_CASES[: args.cases]:
-        scaled_rate = full_case.events_per_s * streams // STREAMS_OF_RACK_WORKER
-        case = full_case._replace(events_per_s=scaled_rate)
+    for rack_case in TOKEN_RATE_CASES[: args.cases]:
+        # With fewer streams, each stream keeps its rate.
+        scaled_rate = rack_case.events_per_s * streams // STREAMS_OF_RACK_WORKER
+        case = rack_case._replace(events_per_s=scaled_rate)
         costs[case] = measure_median_token_cost(case, streams, args.seconds, args.rounds)
 
     print(render_token_costs(costs, streams))
-    fastest_case = max(case for case in costs if case.tokens_per_event == 1)
+    single_token_cases = [case for case in costs if case.tokens_per_event == 1]
+    fastest_case = max(single_token_cases, key=lambda case: case.events_per_s)
     cores = costs[fastest_case].cores_per_million_tokens_s
     verdict = rig.describe_limit(cores, MAX_CORES_PER_MILLION, most=True)
     print(f"\n- Cores with one token per event: {cores:.1f}: {verdict}")
@@ -598,7 +587,7 @@ def measure_token_cost(case: TokenRateCase, streams: int, seconds: int) -> Token
     result = run_load(
         LoadSpec(
             streams=streams,
-            itl_ms=streams / tokens_per_s * 1e3,
+            itl_ms=streams / tokens_per_s * 1e3,  # between two tokens of one stream
             tokens=events_per_stream * case.tokens_per_event,
             tokens_per_event=case.tokens_per_event,
             ttft_mean_ms=1000.0,
@@ -617,26 +606,19 @@ def measure_token_cost(case: TokenRateCase, streams: int, seconds: int) -> Token
 
 def render_token_costs(costs: dict[TokenRateCase, TokenCost], streams: int) -> str:
     """Return a table of the CPU time per token, and of the cores for a million tokens/s."""
+    cores_title = f"cores at {MAX_CORE_FRACTION:.0%} for a million tokens/s"
     rows = []
     for case, cost in costs.items():
-        rows.append(
-            [
-                f"{case.tokens_per_event} token(s) per event, {case.events_per_s:,} events/s",
-                f"{cost.cpu_s_per_token * 1e6:.2f}",
-                f"{cost.core_fraction:.0%}",
-                f"{cost.endpoint_cpu_s:.0f}",
-                f"{cost.cores_per_million_tokens_s:.1f}",
-            ]
-        )
-
-    columns = [
-        f"{streams:,} streams",
-        "CPU-µs per token",
-        "worker, of a core",
-        "endpoint CPU-s",
-        f"cores at {MAX_CORE_FRACTION:.0%} for a million tokens/s",
-    ]
-    return rig.format_table(columns, rows)
+        load = f"{case.tokens_per_event} token(s) per event, {case.events_per_s:,} events/s"
+        row = {
+            f"{streams:,} streams": load,
+            "CPU-µs per token": f"{cost.cpu_s_per_token * 1e6:.2f}",
+            "worker, of a core": f"{cost.core_fraction:.0%}",
+            "endpoint CPU-s": f"{cost.endpoint_cpu_s:.0f}",
+            cores_title: f"{cost.cores_per_million_tokens_s:.1f}",
+        }
+        rows.append(row)
+    return render_rows(rows)
 
 
 WIDE_REQUESTS_PER_S = 200
@@ -666,7 +648,7 @@ def run_wide_part(args: argparse.Namespace) -> None:
     wall_s = time.monotonic() - start_s
 
     title = f"{args.workers} workers, {args.targets} targets, {load_s} s"
-    print(render_wide_table(title, result, wall_s))
+    print(render_rows([format_wide_load(title, result, wall_s)]))
     endpoint_events = result.endpoint_usage.events
     print(f"\n- Gaps between events: {result.event_gaps:,}")
     print(f"- Events that the endpoint sent: {endpoint_events:,.0f}")
@@ -679,33 +661,25 @@ def allow_workers_per_core(workers: int) -> None:
     plan_checks._MAX_WORKERS_PER_CORE = max(limit, workers)
 
 
-def render_wide_table(title: str, result: LoadResult, wall_s: float) -> str:
-    """Return a table with one row: the requests of all targets, and CPU time and memory."""
+def format_wide_load(title: str, result: LoadResult, wall_s: float) -> dict[str, str]:
+    """Return the requests of all targets, and CPU time and memory, by the column's title.
+
+    `wall_s` is the time of the whole run, with the start and the end of all processes.
+    """
     requests = result.summary.requests
     ok_by_target = [target.requests.ok for target in result.summary.targets]
-    row = [
-        title,
-        f"{requests.scheduled:,}",
-        f"{requests.ok:,}",
-        f"{requests.lost}",
-        f"{min(ok_by_target, default=0)} to {max(ok_by_target, default=0)}",
-        f"{result.cpu_s_per_event * 1e6:.0f}",
-        f"{result.busiest_worker_fraction:.1%}",
-        f"{result.worker_memory_mb:,.0f}",
-        f"{wall_s:.0f}",
-    ]
-    columns = [
-        "",
-        "requests",
-        "ok",
-        "lost",
-        "ok per target",
-        "CPU-µs per event",
-        "busiest worker, of a core",
-        "worker MB",
-        "seconds in all",
-    ]
-    return rig.format_table(columns, [row])
+    ok_range = f"{min(ok_by_target, default=0)} to {max(ok_by_target, default=0)}"
+    return {
+        "": title,
+        "requests": f"{requests.scheduled:,}",
+        "ok": f"{requests.ok:,}",
+        "lost": f"{requests.lost}",
+        "ok per target": ok_range,
+        "CPU-µs per event": f"{result.cpu_s_per_event * 1e6:.0f}",
+        "busiest worker, of a core": f"{result.busiest_worker_fraction:.1%}",
+        "worker MB": f"{result.worker_memory_mb:,.0f}",
+        "seconds in all": f"{wall_s:.0f}",
+    }
 
 
 RACK_TARGETS = 18
@@ -733,19 +707,21 @@ def run_merge_part(args: argparse.Namespace) -> None:
         f"{args.records:,}: full summary": summary_cost,
         f"{rack_records:,}, {RACK_TARGETS} targets: full summary": rack_cost,
     }
-    print(render_read_costs(costs))
+    print(render_rows([format_read_cost(work, cost) for work, cost in costs.items()]))
     cpu_verdict = rig.describe_limit(summary_cost.cpu_s, MAX_SUMMARY_CPU_S, most=True)
     memory_verdict = rig.describe_limit(summary_cost.peak_gb, MAX_SUMMARY_GB, most=True)
     print(f"\n- CPU-s of the full summary: {cpu_verdict}")
     print(f"- GB of the full summary: {memory_verdict}")
 
 
-def render_read_costs(costs: dict[str, ReadCost]) -> str:
-    """Return a table of what it costs to read stored records; the keys describe the work."""
-    rows = []
-    for description, cost in costs.items():
-        rows.append([description, f"{cost.cpu_s:.1f}", f"{cost.wall_s:.1f}", f"{cost.peak_gb:.2f}"])
-    return rig.format_table(["records", "CPU-s", "seconds", "peak GB"], rows)
+def format_read_cost(description: str, cost: ReadCost) -> dict[str, str]:
+    """Return what it costs to read stored records, by the column's title."""
+    return {
+        "records": description,
+        "CPU-s": f"{cost.cpu_s:.1f}",
+        "seconds": f"{cost.wall_s:.1f}",
+        "peak GB": f"{cost.peak_gb:.2f}",
+    }
 
 
 REPORT_COMMANDS = (
@@ -768,8 +744,7 @@ def run_report_part(args: argparse.Namespace) -> None:
             measure_report_command(command, work_dir, args.records) for command in REPORT_COMMANDS
         ]
 
-    columns = [f"{args.records:,} records", "CPU-s", "peak MB", "bytes per record"]
-    print(rig.format_table(columns, rows))
+    print(render_rows(rows))
 
 
 def write_records_in_new_process(run_dir: Path, count: int) -> None:
@@ -785,12 +760,17 @@ def write_records_in_new_process(run_dir: Path, count: int) -> None:
     assert writer.exitcode == 0, "the records could not be written"
 
 
-def measure_report_command(command: str, work_dir: Path, record_count: int) -> list[str]:
-    """Run a loadgen command in a folder and return its row: CPU-seconds and peak memory."""
+def measure_report_command(command: str, work_dir: Path, record_count: int) -> dict[str, str]:
+    """Run a loadgen command in a folder; return its CPU time and memory by the column's title."""
     cost = waits.measure_command([*waits.LOADGEN, *command.split()], work_dir)
     assert cost is not None, f"the command took too long: {command}"
     bytes_per_record = cost.peak_mb * 1e6 / record_count
-    return [command, f"{cost.cpu_s:.1f}", f"{cost.peak_mb:,.0f}", f"{bytes_per_record:.0f}"]
+    return {
+        f"{record_count:,} records": command,
+        "CPU-s": f"{cost.cpu_s:.1f}",
+        "peak MB": f"{cost.peak_mb:,.0f}",
+        "bytes per record": f"{bytes_per_record:.0f}",
+    }
 
 
 # Tuning.most_ahead: a load with more requests than this builds its bodies while it runs.
@@ -813,12 +793,8 @@ def run_rolling_part(args: argparse.Namespace) -> None:
     rows = []
     for build_time, max_requests in max_requests_by_time.items():
         summary = run_rolling_load(max_requests, requests_per_s, args.seconds)
-        delay = summary.send_lag_ms
-        late_bodies = count_late_bodies(summary)
-        rows.append([build_time, f"{delay.p50}", f"{delay.p99}", f"{delay.max}", f"{late_bodies}"])
-
-    columns = ["bodies built", "send delay p50 ms", "p99 ms", "max ms", "late bodies"]
-    print(rig.format_table(columns, rows))
+        rows.append({"bodies built": build_time, **format_send_delay(summary)})
+    print(render_rows(rows))
 
 
 def run_rolling_load(max_requests: int, requests_per_s: float, seconds: int) -> Summary:
@@ -839,6 +815,17 @@ def run_rolling_load(max_requests: int, requests_per_s: float, seconds: int) -> 
         },
     )
     return run_load(spec).summary
+
+
+def format_send_delay(summary: Summary) -> dict[str, str]:
+    """Return the send delay of a run in ms and its late bodies, by the column's title."""
+    delay = summary.send_lag_ms
+    return {
+        "send delay p50 ms": f"{delay.p50}",
+        "p99 ms": f"{delay.p99}",
+        "max ms": f"{delay.max}",
+        "late bodies": f"{count_late_bodies(summary)}",
+    }
 
 
 def count_late_bodies(summary: Summary) -> int:

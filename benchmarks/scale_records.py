@@ -107,7 +107,10 @@ def draw_blocks(count: int, targets: int, rng: np.random.Generator) -> Iterator[
 def draw_records(
     slots: NDArray[np.int64], warm_up_count: int, targets: int, rng: np.random.Generator
 ) -> NDArray[np.void]:
-    """Return the records of the requests in these slots of the schedule, with random values."""
+    """Return the records of the requests in these slots of the schedule, with random values.
+
+    The run has `targets` targets, and its first `warm_up_count` slots are the warm-up.
+    """
     records = np.zeros(len(slots), ROW)
     for name in OPTIONAL_COLUMNS:
         records[name] = NO_VALUE

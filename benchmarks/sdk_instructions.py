@@ -45,7 +45,10 @@ def count_instructions(rounds: int) -> list[InstructionCount]:
     completed = run_under_valgrind(rounds)
     child_runs = parse_child_runs(completed.stdout)
     instructions_by_pid = parse_instructions(completed.stderr)
-    _, *work_counts, fork_count = count_by_work(child_runs, instructions_by_pid)
+    all_counts = count_by_work(child_runs, instructions_by_pid)
+
+    # The first and the last function do nothing. The last one measures the cost of a fork.
+    _, *work_counts, fork_count = all_counts
 
     with asyncio.Runner() as runner:
         pairs = create_pairs(runner, [])
@@ -97,23 +100,23 @@ def parse_instructions(stderr: str) -> dict[int, int]:
 
 
 def count_by_work(child_runs: list[ChildRun], instructions_by_pid: dict[int, int]) -> list[int]:
-    """Return the instructions of `rounds` rounds of each piece of work, in the order of the list.
+    """Return the instructions of each piece of work, in the order of its index.
 
-    Each piece of work has two child processes: the first one ran it for `rounds` rounds and the
-    second one for twice as many.
+    Each piece of work has two child processes. The second one did it for twice as many rounds as
+    the first one, so the difference of the two is the work of the first one alone.
     """
     counts: dict[int, list[int]] = {}
     for child_run in child_runs:
         counts.setdefault(child_run.work_index, []).append(instructions_by_pid[child_run.pid])
 
-    return [twice - once for _, (once, twice) in sorted(counts.items())]
+    return [second - first for _, (first, second) in sorted(counts.items())]
 
 
 def run_work_in_children(rounds: int) -> None:
     """Run each piece of work in two child processes, and print which process ran what.
 
-    A child is forked from this process, in which all caches are warm. It begins with the
-    instructions of its parent so far.
+    A child is forked from this process, in which all caches are warm. The second child does the
+    work twice as often, so that the difference of both is the work without the fork.
     """
     with asyncio.Runner() as runner:
         work = list_work(create_pairs(runner, []))
@@ -133,9 +136,10 @@ def run_work_in_children(rounds: int) -> None:
 def list_work(pairs: list[TimedPair]) -> list[Callable[[], float]]:
     """Return the functions to count: both sides of each pair in turn, between two that do nothing.
 
-    A child's count includes what the parent did since the fork before it. The last function, which
-    does nothing, measures how much that is. More happens before the first fork, so the first
-    function does nothing, too, and its count is not used.
+    The count of a child begins with that of its parent. So the difference of two children includes
+    what the parent did between their forks. The last function, which does nothing, measures how
+    much that is. The parent does more after its very first fork, so the first function does
+    nothing, too, and its count is not used.
     """
     work: list[Callable[[], float]] = [do_nothing]
     for pair in pairs:

@@ -181,35 +181,35 @@ def list_block_hashes(row_index: int, input_length: int) -> list[int]:
 
 
 def print_read_costs(paths: Sequence[Path]) -> None:
-    """Read each trace in a new process and print a table of the costs.
+    """Read each trace in a new process and print a table of the costs."""
+    rows = [measure_trace(path) for path in paths]
+    columns = list(rows[0])
+    print(rig.format_table(columns, [list(row.values()) for row in rows]) + "\n")
+
+
+def measure_trace(path: Path) -> dict[str, str]:
+    """Read a trace in a new process and return its row of the table, by the column's title.
 
     A JSONL file is also decoded line by line. The last column is the CPU time of reading the trace,
     relative to that.
     """
-    rows = []
-    for path in paths:
-        cost = measure_in_new_process(count_trace_rows, path)
-        ratio_to_decoding = ""
-        if path.suffix == ".jsonl":
-            decoding_cost = measure_in_new_process(count_decoded_lines, path)
-            ratio_to_decoding = f"{cost.cpu_s / decoding_cost.cpu_s:.1f}x"
+    cost = measure_in_new_process(count_trace_rows, path)
+    ratio_to_decoding = ""
+    if path.suffix == ".jsonl":
+        decoding_cost = measure_in_new_process(count_decoded_lines, path)
+        ratio_to_decoding = f"{cost.cpu_s / decoding_cost.cpu_s:.1f}x"
 
-        us_per_row = cost.cpu_s / cost.rows * 1e6
-        bytes_per_row = cost.memory_mib * 2**20 / cost.rows
-        rows.append(
-            [
-                path.name,
-                f"{cost.rows:,}",
-                f"{cost.cpu_s:.2f}",
-                f"{us_per_row:.2f}",
-                f"{cost.memory_mib:.0f}",
-                f"{bytes_per_row:.0f}",
-                ratio_to_decoding,
-            ]
-        )
-
-    columns = ["file", "rows", "CPU-s", "CPU-µs/row", "MiB", "bytes/row", "against only decoding"]
-    print(rig.format_table(columns, rows) + "\n")
+    us_per_row = cost.cpu_s / cost.rows * 1e6
+    bytes_per_row = cost.memory_mib * 2**20 / cost.rows
+    return {
+        "file": path.name,
+        "rows": f"{cost.rows:,}",
+        "CPU-s": f"{cost.cpu_s:.2f}",
+        "CPU-µs/row": f"{us_per_row:.2f}",
+        "MiB": f"{cost.memory_mib:.0f}",
+        "bytes/row": f"{bytes_per_row:.0f}",
+        "against only decoding": ratio_to_decoding,
+    }
 
 
 REPLAYED_PER_S = 100
