@@ -100,7 +100,7 @@ def draw_blocks(count: int, targets: int, rng: np.random.Generator) -> Iterator[
     warm_up_count = count // WARM_UP_DIVISOR
     for first_slot in range(0, count, RECORDS_PER_BLOCK):
         block_count = min(RECORDS_PER_BLOCK, count - first_slot)
-        slots = np.arange(first_slot, first_slot + block_count)
+        slots = np.arange(first_slot, first_slot + block_count, dtype=np.int64)
         yield draw_records(slots, warm_up_count, targets, rng)
 
 

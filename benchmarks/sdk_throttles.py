@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadgen_sdk import Throttle, ThrottleTimeout
 
@@ -159,14 +159,11 @@ def create_callers(
     With `shared_path`, processes share the limit by this file. The throttle allows no burst,
     because more calls at the begin would be an error of the rate.
     """
-    options = {limit.option: limit.rate}
+    options: dict[str, Any] = {limit.option: limit.rate}
     if shared_path is not None:
         options["shared"] = shared_path
-    return ThrottledCallers(
-        Throttle(burst_s=0, **options),  # type: ignore[arg-type]
-        seconds,
-        limit.tokens_per_call,
-    )
+    throttle = Throttle(burst_s=0, **options)
+    return ThrottledCallers(throttle, seconds, limit.tokens_per_call)
 
 
 def rate_error(limit: ThrottleLimit, seconds: float, calls: int) -> float:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import openai
-import rig  # noqa: F401 - makes the packages of the checkout importable
 from loadgen_sdk import Measurement, TokenPrice, instrument, record_shape
 
 CALL_LIMIT_US = 10.0

@@ -126,9 +126,10 @@ def read_process_name(pid: int) -> str:
 
 def read_process_usage(pid: int) -> ProcessUsage:
     """Return the resident memory and the open descriptors of a process, from /proc."""
-    _, resident_pages, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    page_counts = Path(f"/proc/{pid}/statm").read_text().split()
+    resident_pages = int(page_counts[1])  # after the total size; see proc(5)
     return ProcessUsage(
-        resident_bytes=int(resident_pages) * PAGE_BYTES,
+        resident_bytes=resident_pages * PAGE_BYTES,
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
     )
 
