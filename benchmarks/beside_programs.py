@@ -2,9 +2,9 @@
 
     python benchmarks/beside_programs.py NAME URL REFUSING_URL
 
-Each program runs in a process of its own and makes four kinds of calls: read to the end, streamed
-to the end, streamed and left early, and refused by the server. It returns the exceptions that the
-application sees. These and the measurements of the SDK are printed as JSON.
+Each program runs in a process of its own and makes four kinds of calls: a complete one, a streamed
+one, an abandoned one (a stream that is left early), and one that the server refuses. It returns the
+exceptions that the application sees. These and the measurements of the SDK are printed as JSON.
 """
 
 from __future__ import annotations
@@ -89,12 +89,11 @@ def record_exceptions(exception_names: list[str]) -> Iterator[None]:
         exception_names.append(type(error).__name__)
 
 
-def make_four_calls(clients: ClientPair) -> list[str]:
-    """Make the four kinds of calls with blocking OpenAI clients.
+def make_calls_of_all_kinds(clients: ClientPair) -> list[str]:
+    """Make a complete, a streamed, an abandoned and a refused call with blocking OpenAI clients.
 
-    A response is read to its end, a stream is read to its end, a stream is left after its first
-    event, and a call is refused. Returns the class names of the exceptions that the application
-    sees.
+    The abandoned call is a stream that is left after its first event. Returns the class names of
+    the exceptions that the application sees.
     """
     assert create_chat(clients.responding).choices[0].message.content
 
@@ -111,18 +110,18 @@ def make_four_calls(clients: ClientPair) -> list[str]:
 
 
 def run_openai(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make four kinds of calls with the openai package.
+    """Make a complete, a streamed, an abandoned and a refused call with the openai package.
 
     Like all programs here, it reports each call to `observer`, and returns the class names of the
     exceptions that the application sees.
     """
     import openai
 
-    return make_four_calls(create_client_pair(openai.OpenAI, urls, observer))
+    return make_calls_of_all_kinds(create_client_pair(openai.OpenAI, urls, observer))
 
 
 def run_anthropic(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make four kinds of calls with the anthropic package, one with its own streaming helper.
+    """Make a complete, a streamed, an abandoned and a refused call with the anthropic package.
 
     Returns the class names of the exceptions that the application sees.
     """
@@ -148,7 +147,7 @@ def run_anthropic(observer: Observer, urls: EndpointUrls) -> list[str]:
 
 
 def run_gevent(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make four kinds of calls, then calls of many greenlets that share a throttle.
+    """Make calls of all kinds, and then calls of many greenlets that share a throttle.
 
     A greenlet that waits for the throttle must not block the others, and afterwards the throttle
     must count no call as being in flight. Returns the class names of the exceptions that the
@@ -160,7 +159,7 @@ def run_gevent(observer: Observer, urls: EndpointUrls) -> list[str]:
 
     throttle = Throttle(concurrency=MAX_CONCURRENT_GREENLETS)
     clients = create_client_pair(openai.OpenAI, urls, observer, throttle=throttle)
-    exception_names = make_four_calls(clients)
+    exception_names = make_calls_of_all_kinds(clients)
 
     greenlets = [gevent.spawn(create_chat, clients.responding) for _ in range(GREENLETS)]
     gevent.joinall(greenlets, raise_error=True, timeout=60)
@@ -169,7 +168,7 @@ def run_gevent(observer: Observer, urls: EndpointUrls) -> list[str]:
 
 
 def run_openllmetry(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make four kinds of calls that OpenLLMetry traces, too.
+    """Make a complete, a streamed, an abandoned and a refused call that OpenLLMetry traces, too.
 
     Both the SDK and OpenLLMetry could create a span for a call. There must be exactly one, that of
     OpenLLMetry. Returns the class names of the exceptions that the application sees.
@@ -188,7 +187,7 @@ def run_openllmetry(observer: Observer, urls: EndpointUrls) -> list[str]:
     telemetry = OpenTelemetry(tracer_provider=tracer_provider)
 
     clients = create_client_pair(openai.OpenAI, urls, [telemetry, observer])
-    exception_names = make_four_calls(clients)
+    exception_names = make_calls_of_all_kinds(clients)
 
     span_creators = [
         getattr(span.instrumentation_scope, "name", "") for span in exporter.get_finished_spans()
@@ -199,13 +198,13 @@ def run_openllmetry(observer: Observer, urls: EndpointUrls) -> list[str]:
 
 
 def run_langfuse(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make four kinds of calls with langfuse, whose client wraps the methods of the openai package.
+    """Make calls of all kinds with langfuse, whose client wraps the one of the openai package.
 
     Returns the class names of the exceptions that the application sees.
     """
     from langfuse.openai import openai
 
-    return make_four_calls(create_client_pair(openai.OpenAI, urls, observer))
+    return make_calls_of_all_kinds(create_client_pair(openai.OpenAI, urls, observer))
 
 
 def run_openai_agents(observer: Observer, urls: EndpointUrls) -> list[str]:
@@ -220,10 +219,10 @@ def run_openai_agents(observer: Observer, urls: EndpointUrls) -> list[str]:
 
 
 async def _run_agents_of_both_apis(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make the four kinds of calls with openai-agents; return the names of the exceptions.
+    """Make a complete, a streamed, an abandoned and a refused call with openai-agents.
 
     An agent reads a stream to its end. So the stream that is left early is opened with the client
-    of the openai package.
+    of the openai package. Returns the class names of the exceptions.
     """
     import openai
     from agents import OpenAIChatCompletionsModel, OpenAIResponsesModel
@@ -257,7 +256,7 @@ async def _run_agent(model: Any) -> None:
 
 
 def run_pydantic_ai(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make the four kinds of calls with an agent of pydantic-ai.
+    """Make a complete, a streamed, an abandoned and a refused call with pydantic-ai.
 
     Returns the class names of the exceptions that the application sees.
     """
@@ -268,7 +267,10 @@ def run_pydantic_ai(observer: Observer, urls: EndpointUrls) -> list[str]:
 
 
 async def _run_pydantic_agents(clients: ClientPair) -> list[str]:
-    """Make the four kinds of calls with pydantic-ai; return the names of the exceptions."""
+    """Make a complete, a streamed, an abandoned and a refused call with pydantic-ai.
+
+    Returns the class names of the exceptions.
+    """
     agent = _create_pydantic_agent(clients.responding)
     refused_agent = _create_pydantic_agent(clients.refused)
     assert (await agent.run(PROMPT)).output
@@ -297,7 +299,7 @@ def _create_pydantic_agent(openai_client: Any) -> Any:
 
 
 def run_instructor(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make four kinds of calls, then call through instructor, which parses responses as JSON.
+    """Make calls of all kinds, and then call through instructor, which parses JSON.
 
     The endpoint's text is not JSON. So instructor retries, and then raises its own exception.
     Returns the class names of the exceptions that the application sees.
@@ -305,7 +307,7 @@ def run_instructor(observer: Observer, urls: EndpointUrls) -> list[str]:
     import openai
 
     clients = create_client_pair(openai.OpenAI, urls, observer)
-    exception_names = make_four_calls(clients)
+    exception_names = make_calls_of_all_kinds(clients)
     with record_exceptions(exception_names):
         _extract_person(clients.responding, attempts=2)
 
@@ -333,9 +335,10 @@ def _extract_person(openai_client: Any, attempts: int) -> None:
 
 
 def run_litellm(observer: Observer, urls: EndpointUrls) -> list[str]:
-    """Make the four kinds of calls with the functions of litellm, blocking and async.
+    """Make a complete, a streamed, an abandoned and a refused call with litellm.
 
-    Returns the class names of the exceptions that the application sees.
+    The first two are also made with its async functions. Returns the class names of the exceptions
+    that the application sees.
     """
     import litellm
     from loadgen_sdk import instrument

@@ -125,8 +125,8 @@ def run_workers_trial(workers: int, events_per_s: float, seconds: int) -> Worker
 def print_workers_limits(cost_ratio: float) -> None:
     """Print whether two workers keep their limits.
 
-    `cost_ratio` is their CPU time per event relative to that of one worker. Two workers that use no
-    more of it handle twice as many events.
+    `cost_ratio` is their CPU time per event, relative to that of one worker. At a ratio of 1, two
+    workers handle twice as many events as one.
     """
     speedup = 2 / cost_ratio
     cost_verdict = rig.describe_limit(cost_ratio, MAX_COST_RATIO_OF_TWO_WORKERS, most=True)
@@ -636,7 +636,7 @@ def run_wide_part(args: argparse.Namespace) -> None:
     result = run_load(
         LoadSpec(
             workers=args.workers,
-            target_names=args.targets,
+            targets=args.targets,
             streams=WIDE_REQUESTS_PER_S * load_s,
             itl_ms=50,
             tokens=WIDE_TOKENS,

@@ -43,7 +43,7 @@ class LoadSpec:
         tokens_per_event: Tokens in each event of a response.
         workers: Worker processes that send the load.
         endpoints: Endpoints that answer it, each in a process of its own.
-        target_names: If not 0, the first endpoint serves alone, as so many targets.
+        targets: If not 0, the first endpoint serves alone, under so many names.
         output_dir: Where the results are kept. They are deleted without it.
         listener: Is called with each event of the run.
         ray_address: A Ray cluster on which the workers run, instead of this machine.
@@ -59,7 +59,7 @@ class LoadSpec:
     tokens_per_event: int = 1
     workers: int = 1
     endpoints: int = 1
-    target_names: int = 0
+    targets: int = 0
     output_dir: Path | None = None
     listener: EventHandler | None = None
     ray_address: str | None = None
@@ -176,7 +176,7 @@ def _create_settings(spec: LoadSpec, urls: list[str], scratch_dir: Path) -> Sett
     """Return the settings of a run against the endpoints with these URLs."""
     return Settings(
         url=urls[0],
-        targets=_list_targets(urls, spec.target_names),
+        targets=_list_targets(urls, spec.targets),
         model="sim",
         server="trtllm",
         workers=spec.workers,
@@ -186,16 +186,16 @@ def _create_settings(spec: LoadSpec, urls: list[str], scratch_dir: Path) -> Sett
     )
 
 
-def _list_targets(urls: list[str], target_names: int) -> tuple[Endpoint, ...]:
+def _list_targets(urls: list[str], target_count: int) -> tuple[Endpoint, ...]:
     """Return the targets of a load: the first endpoint under many names, or all endpoints.
 
     Many names let one endpoint stand for many machines. Each of them has its own API key. A single
     endpoint is addressed by its URL, so the result is empty.
     """
-    if target_names:
+    if target_count:
         return tuple(
             Endpoint(url=urls[0], name=f"vm-{index:03}", api_key=f"key-{index}")
-            for index in range(target_names)
+            for index in range(target_count)
         )
     if len(urls) == 1:
         return ()

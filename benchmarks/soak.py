@@ -227,9 +227,9 @@ def find_summary_problems(summary: dict[str, Any]) -> list[str]:
     Requests that were unfinished or cancelled at the end of the load did not fail.
     """
     requests = summary["requests"]
-    not_failed = requests["ok"] + requests["unfinished"] + requests["cancelled"]
+    not_failed_count = requests["ok"] + requests["unfinished"] + requests["cancelled"]
     problems = []
-    if not_failed != requests["scheduled"]:
+    if not_failed_count != requests["scheduled"]:
         problems.append("requests failed")
 
     warnings = summary["verdict"].get("warning_codes", [])

@@ -253,7 +253,8 @@ def measure_replay(trace_path: Path, run_dir: Path) -> NDArray[np.float64]:
         subprocess.run(command, check=False, capture_output=True, preexec_fn=rig.raise_priority)
 
     [parquet_path] = (run_dir / "requests").glob("*.parquet")
-    sent_ns = np.sort(pq.read_table(parquet_path, columns=["sent_ns"])["sent_ns"].to_numpy())
+    records = pq.read_table(parquet_path, columns=["sent_ns"])
+    sent_ns = np.sort(records["sent_ns"].to_numpy())  # in the order of arrival, as the trace is
     due_ns = read_trace(trace_path).due_ns[: len(sent_ns)]
     late_ms: NDArray[np.float64] = (sent_ns - due_ns) / 1e6
     return late_ms
