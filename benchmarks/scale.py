@@ -248,40 +248,59 @@ class StreamsPhase(NamedTuple):
     gaps: Histogram
 
 
+class StreamsOutcome(NamedTuple):
+    """A load of many streams: its result, the peak memory without the endpoints, and its phases."""
+
+    result: LoadResult
+    peak_memory_bytes: int
+    phases: list[StreamsPhase]
+
+
 def run_streams_part(args: argparse.Namespace) -> None:
     """Open many streams, hold them open, and print the cost and how late their events are."""
     opened_per_s = min(MAX_OPENED_STREAMS_PER_S, args.streams)
     opening_s = args.streams // opened_per_s
-    all_open_s = opening_s + GAP_FILES_DELAY_S
-    end_s = opening_s + args.seconds
+    outcome = run_streams_load(args.streams, opened_per_s, opening_s, args.seconds)
+
+    summary = outcome.result.summary
+    print(describe_streams(summary, opening_s, args.seconds))
+    print(describe_streams_cost(outcome.result, outcome.peak_memory_bytes))
+    print(render_phases(outcome.phases))
+    print_streams_verdict(summary, outcome.peak_memory_bytes)
+
+
+def run_streams_load(
+    streams: int, opened_per_s: int, opening_s: int, all_open_s: int
+) -> StreamsOutcome:
+    """Open streams for `opening_s` seconds and hold all of them open for `all_open_s` seconds."""
+    phase_start_s = opening_s + GAP_FILES_DELAY_S
+    end_s = opening_s + all_open_s
+    timeouts = {"timeout": "2000s", "grace": "2000s"}  # no stream is cancelled
 
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch) / "results"
-        sampler = RunSampler(run_dir, split_s=all_open_s)
+        sampler = RunSampler(run_dir, split_s=phase_start_s)
         result = run_load(
             LoadSpec(
                 workers=2,
                 endpoints=2,
-                streams=args.streams,
+                streams=streams,
                 itl_ms=STREAMS_ITL_MS,
                 tokens=end_s,
                 output_dir=run_dir,
                 listener=sampler.begin,
-                options={"timeout": "2000s", "grace": "2000s", "request_rate": str(opened_per_s)},
+                options={"request_rate": str(opened_per_s), **timeouts},
             )
         )
         gaps_all_open = sampler.end()
         opening_cpu = read_core_fractions(run_dir, 0, opening_s)
-        all_open_cpu = read_core_fractions(run_dir, all_open_s, end_s)
+        all_open_cpu = read_core_fractions(run_dir, phase_start_s, end_s)
 
-    print(describe_streams(result.summary, opening_s, args.seconds))
-    print(describe_streams_cost(result, sampler.peak_memory_bytes))
     phases = [
         StreamsPhase("while they open", opening_cpu, sampler.gaps_before_split),
         StreamsPhase("all open", all_open_cpu, gaps_all_open),
     ]
-    print(render_phases(phases))
-    print_streams_verdict(result.summary, sampler.peak_memory_bytes)
+    return StreamsOutcome(result, sampler.peak_memory_bytes, phases)
 
 
 def read_core_fractions(run_dir: Path, start_s: float, end_s: float) -> list[float]:
