@@ -130,7 +130,11 @@ class CallTimestamps:
 
 
 def measure_added_to_blocking_call_us(call_count: int) -> float:
-    """Return the smallest CPU time in µs that the SDK added to one of many blocking calls."""
+    """Return the smallest CPU time in µs that the SDK added to one of many blocking calls.
+
+    The openai package's own `create` is replaced by one that also notes when it begins and ends.
+    The rest of a call of the instrumented client is the work of the SDK.
+    """
     from openai.resources.chat.completions import Completions
 
     timestamps = CallTimestamps()
@@ -157,7 +161,11 @@ def measure_added_to_blocking_call_us(call_count: int) -> float:
 
 
 def measure_added_to_async_call_us(call_count: int, runner: asyncio.Runner) -> float:
-    """Return the smallest CPU time in µs that the SDK added to one of many async calls."""
+    """Return the smallest CPU time in µs that the SDK added to one of many async calls.
+
+    The openai package's own `create` is replaced by one that also notes when it begins and ends.
+    The rest of a call of the instrumented client is the work of the SDK.
+    """
     from openai.resources.chat.completions import AsyncCompletions
 
     timestamps = CallTimestamps()

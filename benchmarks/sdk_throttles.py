@@ -157,7 +157,7 @@ def create_callers(
     """Return callers of a new throttle with this limit; their time begins at once.
 
     With `shared_path`, processes share the limit by this file. The throttle allows no burst,
-    because more calls at the begin would be an error of the rate.
+    because additional calls at the beginning would count as an error of the rate.
     """
     options: dict[str, Any] = {limit.option: limit.rate}
     if shared_path is not None:
