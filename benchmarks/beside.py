@@ -14,53 +14,71 @@ calls reached the application as exceptions. Exit code 1 if a count differs.
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import rig
-from beside_programs import PROGRAMS
+from beside_programs import PROGRAMS, EndpointUrls, MeasuredCall, ProgramOutput
 
 from loadgen.sim.server.send_log import LoggedRequest, parse_log
 
-SDK = rig.BENCHMARKS_DIR.parent / "sdk"
-LEFT_EARLY_STATUSES = ("abandoned", "cancelled")  # statuses of a stream that nobody read to its end
-SDK_REQUIREMENTS = ("msgspec", "asyncio-throttle")  # by the SDK
-MODULES = {
+SDK_DIR = rig.BENCHMARKS_DIR.parent / "sdk"
+SDK_REQUIREMENTS = ("msgspec", "asyncio-throttle")  # packages that the SDK imports
+MODULE_NAMES = {  # of packages whose module has another name
     "opentelemetry-instrumentation-openai": "opentelemetry.instrumentation.openai",
     "openai-agents": "agents",
 }
+PROGRAM_TIMEOUT_S = 240
+LEFT_EARLY_STATUSES = ("abandoned", "cancelled")  # of a stream that was not read to its end
 
 
-def find_python(name: str, venvs: Path | None, install: bool) -> str | None:
-    """Return the interpreter that has a program's packages, or None if there is none.
+def find_python(name: str, venvs_dir: Path | None, *, installs: bool) -> Path | None:
+    """Return a Python interpreter that has a program's packages, or None if there is none.
 
-    With `install`, create its virtual environment if it does not exist yet.
+    It is this interpreter, or with `venvs_dir` that of the virtual environment NAME in this folder.
+    With `installs`, a missing virtual environment is created.
     """
-    if venvs is None:
-        module = MODULES.get(name, name.replace("-", "_"))
-        try:
-            return sys.executable if find_spec(module) is not None else None
-        except ModuleNotFoundError:
-            return None
+    if venvs_dir is None:
+        return Path(sys.executable) if is_installed(name) else None
 
-    python = venvs / name / "bin" / "python"
-    if install and not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
-        subprocess.run(
-            [str(python), "-m", "pip", "install", "-q", *PROGRAMS[name][1], *SDK_REQUIREMENTS],
-            check=True,
-        )
+    python = venvs_dir / name / "bin" / "python"
+    if installs and not python.exists():
+        create_venv(venvs_dir / name, [*PROGRAMS[name].packages, *SDK_REQUIREMENTS])
+    return python if python.exists() else None
 
-    return str(python) if python.exists() else None
+
+def is_installed(package: str) -> bool:
+    """Return whether this interpreter can import a package."""
+    module = MODULE_NAMES.get(package, package.replace("-", "_"))
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent of the module is missing
+        return False
+
+
+def create_venv(venv_dir: Path, packages: Sequence[str]) -> None:
+    """Create a virtual environment with the newest versions of these packages."""
+    subprocess.run([sys.executable, "-m", "venv", str(venv_dir)], check=True)
+    pip_install = [str(venv_dir / "bin" / "python"), "-m", "pip", "install", "-q"]
+    subprocess.run([*pip_install, *packages], check=True)
+
+
+class ServedRequests(NamedTuple):
+    """The requests that the two endpoints logged: answered by one, and refused by the other."""
+
+    answered: list[LoggedRequest]
+    refused: list[LoggedRequest]
 
 
 def read_served_requests(url: str) -> list[LoggedRequest]:
-    """Return the requests that the endpoint served, without those for its list of models."""
+    """Return the requests in the log of an endpoint, without those for its list of models."""
     requests = parse_log(rig.read_url(url + "/_log")).requests
     return [
         request
@@ -69,45 +87,73 @@ def read_served_requests(url: str) -> list[LoggedRequest]:
     ]
 
 
-def compare_counts(
-    measurements: list[list[Any]], served: list[LoggedRequest], refused: list[LoggedRequest]
-) -> dict[str, Any]:
-    """Compare what the SDK measured with what the two endpoints logged.
+@dataclass(frozen=True)
+class CallCounts:
+    """Counts of the calls of a program, as the SDK measured them."""
 
-    `wrong` lists the differences as sentences.
+    calls: list[MeasuredCall]
+
+    @property
+    def failed(self) -> int:
+        """Return the number of calls that failed."""
+        return sum(call.status == "failed" for call in self.calls)
+
+    @property
+    def answered(self) -> int:
+        """Return the number of calls that did not fail, with those that were left early."""
+        return len(self.calls) - self.failed
+
+    @property
+    def left_early(self) -> int:
+        """Return the number of streams that were not read to their end."""
+        return sum(call.status in LEFT_EARLY_STATUSES for call in self.calls)
+
+    @property
+    def calls_with_usage(self) -> list[MeasuredCall]:
+        """Return the complete calls whose token counts are those of the server."""
+        return [
+            call for call in self.calls if call.status == "ok" and call.token_source == "server"
+        ]
+
+    @property
+    def total_tokens(self) -> int:
+        """Return the prompt and output tokens of all calls with usage."""
+        return sum(
+            (call.input_tokens or 0) + (call.output_tokens or 0) for call in self.calls_with_usage
+        )
+
+
+def find_differences(counts: CallCounts, served: ServedRequests) -> Iterator[str]:
+    """Yield what differs between the counts of the SDK and the logs of the endpoints."""
+    if counts.answered != len(served.answered):
+        yield f"{counts.answered} calls answered, {len(served.answered)} in the log"
+
+    if counts.failed != len(served.refused):
+        yield f"{counts.failed} calls failed, {len(served.refused)} refused in the log"
+
+    if counts.left_early != 1:
+        yield f"{counts.left_early} streams left early instead of 1"
+
+    yield from find_unlogged_tokens(counts.calls_with_usage, served.answered)
+
+
+def find_unlogged_tokens(
+    calls: Sequence[MeasuredCall], requests: Sequence[LoggedRequest]
+) -> Iterator[str]:
+    """Yield the token counts of each call to which no request in the log is equal.
+
+    Each request is used for one call only. Both of its counts must be equal.
     """
-    failed = [row for row in measurements if row[0] == "failed"]
-    answered = [row for row in measurements if row[0] != "failed"]
-    counted = [row for row in answered if row[0] == "ok" and row[4] == "server"]
-
-    wrong = []
-    if len(answered) != len(served):
-        wrong.append(f"{len(answered)} calls answered, {len(served)} served")
-
-    if len(failed) != len(refused):
-        wrong.append(f"{len(failed)} calls failed, {len(refused)} refused")
-
-    if sum(row[0] in LEFT_EARLY_STATUSES for row in measurements) != 1:
-        wrong.append("not exactly one stream was left early")
-
-    # Of a call whose usage the server sent, both counts have to be those of a request in its log.
-    unmatched = sorted((row.input_tokens, row.output_tokens) for row in served)
-    for counts in sorted((row[2], row[3]) for row in counted):
-        if counts in unmatched:
-            unmatched.remove(counts)
+    unmatched = [(request.input_tokens, request.output_tokens) for request in requests]
+    for call in calls:
+        tokens = (call.input_tokens, call.output_tokens)
+        if tokens in unmatched:
+            unmatched.remove(tokens)
         else:
-            wrong.append(f"{counts[0]} + {counts[1]} tokens, of which the server knows nothing")
-
-    return {
-        "calls": len(measurements),
-        "early": sum(row[0] in LEFT_EARLY_STATUSES for row in measurements),
-        "failed": len(failed),
-        "tokens": sum(row[2] + row[3] for row in counted),
-        "wrong": wrong,
-    }
+            yield f"{call.input_tokens} + {call.output_tokens} tokens are not in the log"
 
 
-COLUMNS = ("package", "version", "calls", "left early", "failed", "tokens", "raised", "counts")
+COLUMNS = ("package", "version", "calls", "left early", "failed", "tokens", "exceptions", "counts")
 
 
 class ProgramResult(NamedTuple):
@@ -117,86 +163,100 @@ class ProgramResult(NamedTuple):
     is_equal: bool
 
 
-def result_without_counts(name: str, remark: str, *, is_equal: bool) -> ProgramResult:
+def create_result_without_counts(name: str, remark: str, *, is_equal: bool) -> ProgramResult:
     """Return the row of a program that gave no counts: its name, empty cells and a remark."""
     empty_cells = [""] * (len(COLUMNS) - 2)
     return ProgramResult((name, *empty_cells, remark), is_equal)
 
 
-def run_program(
-    name: str, python: str, url: str, refusing_url: str
+def run_and_compare(name: str, python: Path | None) -> ProgramResult:
+    """Run a program, and compare what the SDK measured with the logs of the endpoints.
+
+    One endpoint responds to the program's calls, the other refuses them with HTTP status 429.
+    `python` is the interpreter, or None if no interpreter has the packages of the program.
+    """
+    if python is None:
+        return create_result_without_counts(name, "not installed", is_equal=True)
+
+    with (
+        rig.serve_endpoint(ttft="3ms", itl="1ms", log_events="ends") as responding,
+        rig.serve_endpoint(faults="http_429@1s", log_events="ends") as refusing,
+    ):
+        urls = EndpointUrls(f"{responding.url}/v1", f"{refusing.url}/v1")
+        completed = run_program_process(name, python, urls)
+        served = ServedRequests(
+            answered=read_served_requests(responding.url),
+            refused=read_served_requests(refusing.url),
+        )
+
+    if completed.returncode != 0:
+        print(f"{name}: {completed.stderr[-3000:]}")
+        return create_result_without_counts(name, "the program failed", is_equal=False)
+
+    output = ProgramOutput.from_json(completed.stdout.splitlines()[-1])
+    return compare_output(name, output, served)
+
+
+def run_program_process(
+    name: str, python: Path, urls: EndpointUrls
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of beside_programs.py with this interpreter, against two endpoints."""
-    script = str(rig.BENCHMARKS_DIR / "beside_programs.py")
+    """Run a program of beside_programs.py with this interpreter and the SDK of this checkout."""
+    script = rig.BENCHMARKS_DIR / "beside_programs.py"
     return subprocess.run(
-        [python, script, name, f"{url}/v1", f"{refusing_url}/v1"],
-        env={**os.environ, "PYTHONPATH": str(SDK)},
+        [python, script, name, *urls],
+        env={**os.environ, "PYTHONPATH": str(SDK_DIR)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROGRAM_TIMEOUT_S,
         check=False,
     )
 
 
-def run_and_compare(name: str, python: str) -> ProgramResult:
-    """Run a program, and compare what the SDK measured with the log of the endpoints.
+def compare_output(name: str, output: ProgramOutput, served: ServedRequests) -> ProgramResult:
+    """Return the row of a program that succeeded, with the differences or "equal" at its end."""
+    counts = CallCounts(output.calls)
+    differences = list(find_differences(counts, served))
+    if not output.exception_names:
+        differences.append("a refusal did not reach the application")
 
-    One endpoint answers the program's calls, the other refuses them.
-    """
-    with (
-        rig.serve_endpoint(ttft="3ms", itl="1ms", log_events="ends") as server,
-        rig.serve_endpoint(faults="http_429@1s", log_events="ends") as refusing,
-    ):
-        completed = run_program(name, python, server.url, refusing.url)
-        if completed.returncode != 0:
-            print(f"{name}: {completed.stderr[-3000:]}")
-            return result_without_counts(name, "the program failed", is_equal=False)
-
-        output = json.loads(completed.stdout.splitlines()[-1])
-        comparison = compare_counts(
-            output["told"], read_served_requests(server.url), read_served_requests(refusing.url)
-        )
-
-    differences = comparison["wrong"]
-    if not output["raised"]:
-        differences = [*differences, "a refusal did not reach the application"]
-
-    package_version, *_ = output["versions"].values()
+    main_package_version = next(iter(output.versions.values()))
     row = (
         name,
-        package_version,
-        str(comparison["calls"]),
-        str(comparison["early"]),
-        str(comparison["failed"]),
-        str(comparison["tokens"]),
-        ", ".join(output["raised"]),
+        main_package_version,
+        str(len(counts.calls)),
+        str(counts.left_early),
+        str(counts.failed),
+        str(counts.total_tokens),
+        ", ".join(output.exception_names),
         "; ".join(differences) or "equal",
     )
-    return ProgramResult(row, not differences)
+    return ProgramResult(row, is_equal=not differences)
 
 
 def main() -> int:
     """Run the programs and return 1 if a count of any of them differs from the endpoint's log."""
+    args = parse_command_line()
+    names = [args.only] if args.only else list(PROGRAMS)
+    results = []
+    for name in names:
+        python = find_python(name, args.venvs, installs=args.install)
+        result = run_and_compare(name, python)
+        results.append(result)
+        print("  ".join(result.row), flush=True)
+
+    print("\n" + rig.format_table(COLUMNS, [result.row for result in results]))
+    return 0 if all(result.is_equal for result in results) else 1
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--venvs", type=Path, metavar="FOLDER", help="a virtual environment for each, by its name"
     )
     parser.add_argument("--install", action="store_true", help="make those that are not there")
     parser.add_argument("--only", choices=sorted(PROGRAMS), help="one program")
-    args = rig.parse_arguments(parser, only="openai")
-
-    results = []
-    for name in [args.only] if args.only else PROGRAMS:
-        python = find_python(name, args.venvs, args.install)
-        if python is None:
-            result = result_without_counts(name, "not installed", is_equal=True)
-        else:
-            result = run_and_compare(name, python)
-        results.append(result)
-        print("  ".join(result.row), flush=True)
-
-    print("\n" + rig.format_table(COLUMNS, [result.row for result in results]))
-    return 0 if all(result.is_equal for result in results) else 1
+    return rig.parse_arguments(parser, only="openai")
 
 
 if __name__ == "__main__":

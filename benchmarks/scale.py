@@ -11,7 +11,7 @@
     python benchmarks/scale.py ray       two workers on a Ray cluster against two local ones
     python benchmarks/scale.py rolling   send delay of a load whose bodies are built while it runs
 
-The runs are whole runs as a user has them: worker processes, recorder, files. CPU is what the
+The runs are full runs as a user has them: worker processes, recorder, files. CPU is what the
 workers measure of themselves since the start time (`client.cpu_s`), with the recorder's separate.
 Endpoints are processes of their own, and their CPU is not counted. A part takes a minute or more.
 """
@@ -25,858 +25,733 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import rig
 import scale_ray
 import waits
-from numpy.typing import NDArray
+from scale_load import LoadResult, LoadSpec, run_load
+from scale_records import (
+    ReadCost,
+    compute_quantiles,
+    compute_summary,
+    measure_in_new_process,
+    write_records,
+)
 
-from loadgen.core.execution import plan_checks, run
+from loadgen.core.execution import plan_checks
 from loadgen.core.execution.events import LoadStarted, RunEvent
-from loadgen.core.execution.plan import Endpoint, Settings, Tuning
+from loadgen.core.execution.plan import Tuning
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
-from loadgen.core.results.manifest import RunManifest
-from loadgen.core.results.parquet import to_table
 from loadgen.core.stats.histogram import Histogram
-from loadgen.core.workload import Workload, load, read_flags
-from loadgen.sim.server import embedded
-from loadgen.sim.server.options import Options
-
-TOKENS_PER_S = 1_000_000
-OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
-MAX_CORE_FRACTION = 0.8  # of each core
-FEW_STREAMS, MANY_STREAMS = 256, 10_000  # streams whose cost per event is compared
-WIDE_RATE = 200  # requests/s, of 20 events each
-RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
-RACK_CASES = (
-    (1, 10_000),
-    (1, 20_000),
-    (1, 30_000),
-    (1, 40_000),
-    (4, 10_000),
-)  # tokens an event, events/s
 
 
-class ServerUsage(NamedTuple):
-    """What the endpoints did during a load: events sent, and their CPU time."""
+def render_rows(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a table of rows that map the titles of the columns to the cells.
 
-    events: float
-    cpu_s: float
-
-
-def run_load(  # noqa: PLR0913 - each parameter is varied by one of the parts
-    *,
-    workers: int,
-    servers: int,
-    streams: int,
-    itl_ms: float,
-    tokens: int,
-    bundle: int = 1,
-    ttft_ms: tuple[float, float] = (500.0, 100.0),
-    out: Path | None = None,
-    on_drive: Any = None,
-    ray: str | None = None,
-    tuning: Tuning | None = None,
-    targets: int = 0,
-    **flags: str | None,
-) -> tuple[Summary, ServerUsage]:
-    """Run one load; return its summary, and what the endpoints used and sent.
-
-    By default it is a closed loop of `streams` requests, one for each stream. `targets` gives one
-    endpoint so many names.
-
-    Args:
-        workers: Worker processes.
-        servers: Endpoints, each in a process of its own.
-        streams: Requests that are open at once.
-        itl_ms: Time between two events of a response.
-        tokens: Tokens of a response.
-        bundle: Tokens in an event.
-        ttft_ms: Mean and standard deviation of the time to the first token.
-        out: Where the results go; by default they are not kept.
-        on_drive: Is called with each event of the run.
-        ray: Address of a Ray cluster on which the workers run.
-        tuning: Sizes and time limits of the run.
-        targets: Number of names of the first endpoint, which then serves alone.
-        flags: Other options of `loadgen run`.
+    All rows have the same columns. Without rows the result is empty.
     """
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
-        server_options = Options(
-            ttft=f"normal:{ttft_ms[0]}ms,{ttft_ms[1]}ms",
-            itl=f"{itl_ms}ms",
-            idle_close="600s",
-            stream_interval=bundle,
-        )
-        urls = [stack.enter_context(embedded.start(server_options)).url for _ in range(servers)]
-        workload = load_workload(Path(scratch), streams, tokens, flags)
-        settings = Settings(
-            url=urls[0],
-            targets=list_targets(urls, targets),
-            model="sim",
-            server="trtllm",
-            workers=workers,
-            ray=ray,
-            out=out or Path(scratch) / "out",
-            tuning=tuning or Tuning(),
-        )
-        before = read_server_usage(urls)
-        summary, _ = run.execute(workload, settings, () if on_drive is None else (on_drive,))
-        after = read_server_usage(urls)
-
-    if summary.requests.ok != summary.requests.scheduled:
-        print(f"!! {summary.requests}", flush=True)
-
-    return summary, ServerUsage(after.events - before.events, after.cpu_s - before.cpu_s)
+    if not rows:
+        return ""
+    return rig.format_table([*rows[0]], [[*row.values()] for row in rows])
 
 
-def cpu_s_per_event(summary: Summary) -> float:
-    """Return CPU-seconds of the workers per output event."""
-    assert summary.client.cpu_s is not None
-    return summary.client.cpu_s / summary.inter_chunk_ms.count
+class WorkersTrial(NamedTuple):
+    """A load that was sent by this many workers, with the same number of streams for each."""
+
+    workers: int
+    streams: int
+    result: LoadResult
+
+    def format_cells(self) -> dict[str, str]:
+        """Return the row of this load: its rate, CPU time and memory, by the column's title."""
+        result = self.result
+        events_per_cpu_s = 1 / result.cpu_s_per_event
+        return {
+            "": f"{self.workers} worker(s), {self.streams} streams",
+            "events/s": f"{result.events_per_s:,.0f}",
+            "CPU-µs per event": f"{result.cpu_s_per_event * 1e6:.2f}",
+            "events per CPU-s": f"{events_per_cpu_s:,.0f}",
+            "busiest worker, of a core": f"{result.busiest_worker_fraction:.0%}",
+            "endpoint CPU-s": f"{result.endpoint_usage.cpu_s:.1f}",
+            "worker MB": f"{result.worker_memory_mb:,.0f}",
+        }
 
 
-def load_workload(
-    folder: Path, streams: int, tokens: int, flags: dict[str, str | None]
-) -> Workload:
-    """Return a workload of short prompts: a closed loop, unless `flags` has a request rate."""
-    workload_path = folder / "w.yaml"
-    workload_path.write_text(
-        f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n"
-    )
-    options: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"}
-    options |= flags
-
-    if "request_rate" not in flags:
-        options["concurrency"] = str(streams)
-
-    return load(str(workload_path), read_flags(**options))
+WORKERS_ITL_MS = 80  # so that each stream has 12.5 events/s
+MAX_COST_RATIO_OF_TWO_WORKERS = 1.1
+MIN_SPEEDUP_OF_TWO_WORKERS = 1.8
 
 
-def list_targets(urls: list[str], names_of_first: int) -> tuple[Endpoint, ...]:
-    """Return the targets of a load: the first endpoint under many names, or all endpoints.
-
-    A single endpoint needs no targets.
-    """
-    if names_of_first:
-        return tuple(
-            Endpoint(url=urls[0], name=f"vm-{i:03}", api_key=f"key-{i}")
-            for i in range(names_of_first)
-        )
-    if len(urls) == 1:
-        return ()
-
-    return tuple(Endpoint(url=url, name=url) for url in urls)
-
-
-def read_server_usage(urls: list[str]) -> ServerUsage:
-    """Return what all endpoints have sent and used since their start."""
-    counters = [rig.read_counters(url) for url in urls]
-    return ServerUsage(
-        events=sum(counter["events"] for counter in counters),
-        cpu_s=sum(counter["cpu_s"] for counter in counters),
-    )
-
-
-def events_per_s(summary: Summary) -> float:
-    """Return the output events per second of a run, over its measurement window."""
-    return summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
-
-
-WORKERS_ITL_MS = 80  # so that a stream has 12.5 events/s
-
-
-def print_workers(flags: argparse.Namespace) -> None:
+def run_workers_part(args: argparse.Namespace) -> None:
     """Compare the CPU time per event of two workers with that of one, in alternate rounds."""
+    trials = rig.interleave_rounds(
+        args.rounds,
+        {
+            "one worker": lambda: run_workers_trial(1, args.rate, args.seconds),
+            "two workers": lambda: run_workers_trial(2, args.rate, args.seconds),
+        },
+    )
+    all_trials = trials["one worker"] + trials["two workers"]
+    print(render_rows([trial.format_cells() for trial in all_trials]))
+
+    cost_ratio = rig.median_ratio(
+        [trial.result.cpu_s_per_event for trial in trials["two workers"]],
+        [trial.result.cpu_s_per_event for trial in trials["one worker"]],
+    )
+    print_workers_limits(cost_ratio)
+
+
+def run_workers_trial(workers: int, events_per_s: float, seconds: int) -> WorkersTrial:
+    """Run a load that gives each worker `events_per_s` events/s and an endpoint of its own."""
     events_per_stream_s = 1000 / WORKERS_ITL_MS
-    streams_per_worker = int(flags.rate / events_per_stream_s)
-    rows: list[list[str]] = []
-
-    costs: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(flags.rounds):
-        for worker_count in (1, 2):
-            streams = streams_per_worker * worker_count
-            summary, server_usage = run_load(
-                workers=worker_count,
-                servers=worker_count,
-                streams=streams,
-                itl_ms=WORKERS_ITL_MS,
-                tokens=int(flags.seconds * events_per_stream_s),
-            )
-            cost_s = cpu_s_per_event(summary)
-            costs[worker_count].append(cost_s)
-            rows.append(
-                [
-                    f"{worker_count} worker(s), {streams} streams",
-                    f"{events_per_s(summary):,.0f}",
-                    f"{cost_s * 1e6:.2f}",
-                    f"{1 / cost_s:,.0f}",
-                    f"{summary.client.cpu_share_max or 0:.0%}",
-                    f"{server_usage.cpu_s:.1f}",
-                    f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
-                ]
-            )
-
-    columns = ["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"]
-    print(rig.format_table(columns, rows))
-    print_worker_limits(rig.median_ratio(costs[2], costs[1]))
+    streams = workers * int(events_per_s / events_per_stream_s)
+    spec = LoadSpec(
+        workers=workers,
+        endpoints=workers,
+        streams=streams,
+        itl_ms=WORKERS_ITL_MS,
+        tokens=int(seconds * events_per_stream_s),
+    )
+    return WorkersTrial(workers, streams, run_load(spec))
 
 
-def print_worker_limits(cost_ratio: float) -> None:
-    """Print whether two workers keep their limits, from the ratio of their CPU time per event."""
+def print_workers_limits(cost_ratio: float) -> None:
+    """Print whether two workers keep their limits.
+
+    `cost_ratio` is their CPU time per event, relative to that of one worker. At a ratio of 1, two
+    workers handle twice as many events as one.
+    """
     speedup = 2 / cost_ratio
-    print(
-        f"\n- CPU per event of two against one: {cost_ratio:.3f}: "
-        f"{rig.format_limit_check(cost_ratio, 1.1, is_upper_bound=True)}"
+    cost_verdict = rig.format_limit_check(
+        cost_ratio, MAX_COST_RATIO_OF_TWO_WORKERS, is_upper_bound=True
     )
-    print(
-        f"- two cores carry {speedup:.2f} times one: "
-        f"{rig.format_limit_check(speedup, 1.8, is_upper_bound=False)}"
+    speedup_verdict = rig.format_limit_check(
+        speedup, MIN_SPEEDUP_OF_TWO_WORKERS, is_upper_bound=False
     )
+    print(f"\n- CPU per event of two workers, relative to one: {cost_ratio:.3f}: {cost_verdict}")
+    print(f"- Events that two workers handle, relative to one: {speedup:.2f}: {speedup_verdict}")
 
 
-class ProcessSample(NamedTuple):
-    """A sample of a run: seconds since the start, bytes of memory, and bytes on disk."""
+class ResourceSample(NamedTuple):
+    """The memory of a run and the size of its files, at a time since the start of its load."""
 
     elapsed_s: float
     memory_bytes: int
     disk_bytes: int
 
 
-class RunObserver:
-    """Observes a run from outside, every `every_s` seconds.
+class RunSampler:
+    """Samples memory, disk space and gaps between events while a run sends its load.
 
-    It keeps the gaps between events before and after a time (`split_s`), and the memory of the
-    workers and of their recorder.
+    `begin` is a listener of the run's events, and `end` is called after the run. At `split_s`
+    seconds the gaps so far are put aside, so that those before and after it can be compared.
     """
 
-    def __init__(self, folder: Path, split_s: float, every_s: float = 2.0) -> None:
-        self._folder = folder
+    def __init__(self, run_dir: Path, split_s: float, interval_s: float = 2.0) -> None:
+        self._run_dir = run_dir
         self._split_s = split_s
-        self._every_s = every_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._interval_s = interval_s
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
         self.gaps_before_split = Histogram()
-        self.samples: list[ProcessSample] = []
+        self.samples: list[ResourceSample] = []
 
     @property
-    def peak_bytes(self) -> int:
-        """Return the largest memory seen."""
+    def peak_memory_bytes(self) -> int:
+        """Return the largest sampled memory, or 0 if there is no sample."""
         return max((sample.memory_bytes for sample in self.samples), default=0)
 
     def begin(self, event: RunEvent) -> None:
-        """Start to observe when the load starts."""
+        """Start to sample when the load starts; other events are ignored."""
         if isinstance(event, LoadStarted):
             self._thread.start()
 
     def end(self) -> Histogram:
-        """Return the gaps since the split; call it after the run."""
-        self._over.set()
+        """Stop sampling and return the gaps between events since the split."""
+        self._is_stopped.set()
         self._thread.join()
         gaps = self._read_gaps()
         gaps.counts -= self.gaps_before_split.counts
         return gaps
 
-    def _watch(self) -> None:
-        """Sample until `end` is called."""
-        started_s = time.monotonic()
+    def _sample_until_stopped(self) -> None:
+        """Append a sample after each interval, and put the gaps aside once at the split."""
+        start_s = time.monotonic()
         is_split = False
-        while not self._over.wait(self._every_s):
-            disk_bytes = self._measure_disk_bytes()
-            elapsed_s = time.monotonic() - started_s
-            self.samples.append(ProcessSample(elapsed_s, _resident_bytes(), disk_bytes))
-            if not is_split and time.monotonic() > started_s + self._split_s:
+        while not self._is_stopped.wait(self._interval_s):
+            elapsed_s = time.monotonic() - start_s
+            sample = ResourceSample(elapsed_s, measure_run_memory_bytes(), self._disk_bytes())
+            self.samples.append(sample)
+            if not is_split and elapsed_s > self._split_s:
                 is_split = True
                 self.gaps_before_split = self._read_gaps()
 
-    def _measure_disk_bytes(self) -> int:
+    def _disk_bytes(self) -> int:
         """Return the size of all files of the run."""
         total_bytes = 0
-        for file in self._folder.rglob("*"):
-            with contextlib.suppress(OSError):  # a file may be removed meanwhile
-                total_bytes += file.stat().st_size
+        for path in self._run_dir.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a file may be removed meanwhile
+                total_bytes += path.stat().st_size
         return total_bytes
 
     def _read_gaps(self) -> Histogram:
-        """Return the gaps of all workers so far."""
+        """Return the gaps between events that all workers have stored so far."""
         gaps = Histogram()
-        for file in (self._folder / "flows").glob("w*.gaps.0"):
-            gaps.merge(Histogram.from_bytes(file.read_bytes()))
+        for path in (self._run_dir / "flows").glob("w*.gaps.0"):
+            gaps.merge(Histogram.from_bytes(path.read_bytes()))
         return gaps
 
 
-def _resident_bytes() -> int:
-    """Return the resident bytes of this process and its children, without the endpoints."""
+def measure_run_memory_bytes() -> int:
+    """Return the resident memory of this process and its children, without the endpoints."""
     total_bytes = 0
-    own_pid = os.getpid()
     for process_dir in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process may end meanwhile
-            status = _read_process_status(process_dir)
-            is_of_run = own_pid in (int(status["Pid"]), int(status["PPid"]))
+            status = read_process_status(process_dir)
+            is_part_of_run = os.getpid() in (int(status["Pid"]), int(status["PPid"]))
             is_endpoint = b"loadgen.sim.server" in (process_dir / "cmdline").read_bytes()
-            if is_of_run and not is_endpoint:
-                resident_kib = status.get("VmRSS", "0 kB").split()[0]
-                total_bytes += int(resident_kib) << 10
+            if is_part_of_run and not is_endpoint:
+                resident_kib = int(status.get("VmRSS", "0 kB").split()[0])
+                total_bytes += resident_kib * 1024
 
     return total_bytes
 
 
-def _late_gap_cells(gaps: Histogram, itl_ns: int) -> list[str]:
-    """Return the count of gaps and the fractions that exceed `itl_ns` by 2, 10, 50 and 200 ms."""
-    shares = [
-        gaps.count_over(itl_ns + ms * 1_000_000) / max(gaps.count, 1) for ms in (2, 10, 50, 200)
-    ]
-    return [f"{gaps.count:,}", *(f"{share:.4%}" for share in shares)]
+def read_process_status(process_dir: Path) -> dict[str, str]:
+    """Return the fields of /proc/PID/status, for example {"VmRSS": "1234 kB"}."""
+    fields = {}
+    for line in (process_dir / "status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+    return fields
 
 
-def _read_process_status(process_dir: Path) -> dict[str, str]:
-    """Return the fields of /proc/PID/status, such as VmRSS: "1234 kB"."""
-    lines = (process_dir / "status").read_text().splitlines()
-    pairs = (line.partition(":") for line in lines)
-    return {name: value.strip() for name, _, value in pairs}
+MAX_OPENED_STREAMS_PER_S = 1_000
+STREAMS_ITL_MS = 1_000  # each stream has an event per second
+GAP_FILES_DELAY_S = 3  # gap files are up to two seconds old, so a phase begins this much later
+MAX_STREAMS_MEMORY_GB = 2.0
+LATE_BY_MS = (2, 10, 50, 200)  # how much a gap must exceed the interval of events to be counted
 
 
-SETTLING_S = 3  # after the last stream has begun; the gap files are up to two seconds behind
+class StreamsPhase(NamedTuple):
+    """A phase of a load of many streams, either while they are opened or while all are open.
 
-
-def print_streams(flags: argparse.Namespace) -> None:
-    """Open many streams and hold them open; print their cost and how late their events are.
-
-    The load has two phases: the streams begin at a fixed rate, and then all of them are open.
+    `core_fractions` is the fraction of a core that each worker used in each second. `gaps` are the
+    times between two events of a stream, in ns.
     """
-    opened_per_s = min(OPENED_PER_S, flags.streams)
-    opening_s = flags.streams // opened_per_s
+
+    name: str
+    core_fractions: list[float]
+    gaps: Histogram
+
+
+class StreamsOutcome(NamedTuple):
+    """A load of many streams: its result, the peak memory without the endpoints, and its phases."""
+
+    result: LoadResult
+    peak_memory_bytes: int
+    phases: list[StreamsPhase]
+
+
+def run_streams_part(args: argparse.Namespace) -> None:
+    """Open many streams, hold them open, and print the cost and how late their events are."""
+    opened_per_s = min(MAX_OPENED_STREAMS_PER_S, args.streams)
+    opening_s = args.streams // opened_per_s
+    outcome = run_streams_load(args.streams, opened_per_s, opening_s, args.seconds)
+
+    summary = outcome.result.summary
+    print(describe_streams(summary, opening_s, args.seconds))
+    print(describe_streams_cost(outcome.result, outcome.peak_memory_bytes))
+    print(render_phases(outcome.phases))
+    print_streams_verdict(summary, outcome.peak_memory_bytes)
+
+
+def run_streams_load(
+    streams: int, opened_per_s: int, opening_s: int, all_open_s: int
+) -> StreamsOutcome:
+    """Open streams for `opening_s` seconds and hold all of them open for `all_open_s` seconds."""
+    phase_start_s = opening_s + GAP_FILES_DELAY_S
+    end_s = opening_s + all_open_s
+    timeouts = {"timeout": "2000s", "grace": "2000s"}  # no stream is cancelled
+
     with tempfile.TemporaryDirectory() as scratch:
-        run_dir = Path(scratch) / "out"
-        observer = RunObserver(run_dir, split_s=opening_s + SETTLING_S)
-        summary, server_usage = run_load(
-            workers=2,
-            servers=2,
-            streams=flags.streams,
-            itl_ms=1000,
-            tokens=flags.seconds + opening_s,
-            out=run_dir,
-            on_drive=observer.begin,
-            timeout="2000s",
-            grace="2000s",
-            request_rate=str(opened_per_s),
+        run_dir = Path(scratch) / "results"
+        sampler = RunSampler(run_dir, split_s=phase_start_s)
+        result = run_load(
+            LoadSpec(
+                workers=2,
+                endpoints=2,
+                streams=streams,
+                itl_ms=STREAMS_ITL_MS,
+                tokens=end_s,
+                output_dir=run_dir,
+                listener=sampler.begin,
+                options={"request_rate": str(opened_per_s), **timeouts},
+            )
         )
-        gaps_all_open = observer.end()
-        opening_cpu = read_worker_cpu(run_dir, 0, opening_s)
-        open_cpu = read_worker_cpu(run_dir, opening_s + SETTLING_S, opening_s + flags.seconds)
+        gaps_all_open = sampler.end()
+        opening_cpu = read_core_fractions(run_dir, 0, opening_s)
+        all_open_cpu = read_core_fractions(run_dir, phase_start_s, end_s)
 
-    print(describe_streams(summary, server_usage, observer.peak_bytes, opening_s, flags.seconds))
-    columns = [
-        "",
-        "CPU of a worker, mean",
-        "most",
-        "gaps",
-        "over by 2 ms",
-        "10 ms",
-        "50 ms",
-        "200 ms",
+    phases = [
+        StreamsPhase("while they open", opening_cpu, sampler.gaps_before_split),
+        StreamsPhase("all open", all_open_cpu, gaps_all_open),
     ]
-    rows = [
-        *_format_phase("while they open", opening_cpu, observer.gaps_before_split),
-        *_format_phase("all open", open_cpu, gaps_all_open),
-    ]
-    print(rig.format_table(columns, rows))
-    print(f"\n- lost or failed: {summary.requests.scheduled - summary.requests.ok}")
-    memory_verdict = rig.format_limit_check(observer.peak_bytes / 1e9, 2.0, is_upper_bound=True)
-    print(f"- memory: {memory_verdict} GB")
-    print("- valid" if summary.verdict.valid else f"- NOT VALID: {summary.verdict.reasons}")
+    return StreamsOutcome(result, sampler.peak_memory_bytes, phases)
 
 
-def read_worker_cpu(run_dir: Path, start_s: float, end_s: float) -> list[float]:
-    """Return the fractions of a core that workers used in each second of a part of a run."""
+def read_core_fractions(run_dir: Path, start_s: float, end_s: float) -> list[float]:
+    """Return the fractions of a core that workers used in each second from start to end."""
     samples = store.read_run(run_dir).seconds
     return [sample.cpu_share for sample in samples if start_s <= sample.t_s < end_s]
 
 
-def _format_phase(name: str, core_fractions: list[float], gaps: Histogram) -> list[list[str]]:
-    """Return the row of a phase; there is none if the phase was too short for a sample."""
-    if not core_fractions:
-        return []
-    mean = f"{statistics.fmean(core_fractions):.1%}"
-    return [[name, mean, f"{max(core_fractions):.1%}", *_late_gap_cells(gaps, 1_000_000_000)]]
-
-
-def describe_streams(
-    summary: Summary, server_usage: ServerUsage, peak_bytes: int, opening_s: int, seconds: int
-) -> str:
-    """Return the paragraph about a load of many streams."""
+def describe_streams(summary: Summary, opening_s: int, seconds: int) -> str:
+    """Return sentences about the requests of a load of many streams and their delays."""
     requests = summary.requests
+    load = f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event per second"
+    phases = f"{opening_s} s to open them, then {seconds} s"
+    outcomes = f"{requests.ok:,} ok, {requests.failed} failed, {requests.lost} lost"
+    delays = [
+        f"Connect p99 {summary.connect_ms.p99} ms",
+        f"send delay p50 {summary.send_lag_ms.p50} ms and p99 {summary.send_lag_ms.p99} ms",
+        f"timestamp uncertainty p99 {summary.stamp_error_ms.p99} ms",
+    ]
+
     return (
-        f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per "
-        f"second, {seconds} s "
-        f"after the {opening_s} s in which they were opened: {requests.ok:,} ok, "
-        f"{requests.failed} failed, "
-        f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all "
-        f"but the endpoints "
-        f"{peak_bytes / 1e6:,.0f} MB; {cpu_s_per_event(summary) * 1e6:.1f} µs/event; "
-        f"connect p99 "
-        f"{summary.connect_ms.p99} ms; send delay p50 {summary.send_lag_ms.p50}, p99 "
-        f"{summary.send_lag_ms.p99} ms; "
-        f"timestamp uncertainty p99 {summary.stamp_error_ms.p99} ms; server CPU "
-        f"{server_usage.cpu_s:.0f} s\n"
+        f"{load}: {phases}. {outcomes}; at most {summary.load.in_flight_max:,} in flight. "
+        f"{'; '.join(delays)}."
     )
 
 
-def print_soak(flags: argparse.Namespace) -> None:
-    """Find out what grows in minutes of load: responses of 50 events, five a second per stream."""
+def describe_streams_cost(result: LoadResult, peak_memory_bytes: int) -> str:
+    """Return a sentence about the memory and the CPU time of a load of many streams."""
+    costs = [
+        f"Memory without the endpoints {peak_memory_bytes / 1e6:,.0f} MB",
+        f"{result.cpu_s_per_event * 1e6:.1f} CPU-µs per event",
+        f"endpoints {result.endpoint_usage.cpu_s:.0f} CPU-s",
+    ]
+    return f"{'; '.join(costs)}.\n"
+
+
+def render_phases(phases: Sequence[StreamsPhase]) -> str:
+    """Return a table of the workers' CPU use and of late events in each phase.
+
+    A phase that was too short for a sample of the CPU use has no row.
+    """
+    return render_rows([format_phase(phase) for phase in phases if phase.core_fractions])
+
+
+def format_phase(phase: StreamsPhase) -> dict[str, str]:
+    """Return the row of a phase by the titles of the columns.
+
+    The last columns are the fractions of gaps that exceed the interval of events by some ms.
+    """
+    cells = {
+        "": phase.name,
+        "worker CPU, mean": f"{statistics.fmean(phase.core_fractions):.1%}",
+        "worker CPU, max": f"{max(phase.core_fractions):.1%}",
+        "gaps": f"{phase.gaps.count:,}",
+    }
+    for late_ms in LATE_BY_MS:
+        cells[f"late by {late_ms} ms"] = f"{late_gap_fraction(phase.gaps, late_ms):.4%}"
+    return cells
+
+
+def late_gap_fraction(gaps: Histogram, late_ms: int) -> float:
+    """Return the fraction of gaps that exceed the interval between two events by `late_ms`."""
+    limit_ns = (STREAMS_ITL_MS + late_ms) * 1_000_000
+    return gaps.count_over(limit_ns) / max(gaps.count, 1)
+
+
+def print_streams_verdict(summary: Summary, peak_memory_bytes: int) -> None:
+    """Print lost requests, whether the memory keeps its limit, and whether the run is valid."""
+    failed_count = summary.requests.scheduled - summary.requests.ok
+    memory_gb = peak_memory_bytes / 1e9
+    memory_verdict = rig.format_limit_check(memory_gb, MAX_STREAMS_MEMORY_GB, is_upper_bound=True)
+    print(f"\n- Lost or failed requests: {failed_count}")
+    print(f"- Memory {memory_gb:.2f} GB: {memory_verdict}")
+    print(f"- {describe_validity(summary)}")
+
+
+def describe_validity(summary: Summary) -> str:
+    """Return "valid", or "NOT VALID" with the reasons."""
+    if summary.verdict.valid:
+        return "valid"
+    return f"NOT VALID: {'; '.join(summary.verdict.reasons)}"
+
+
+MAX_SOAK_TOKENS = 50  # of a response
+SOAK_ITL_MS = 200  # each stream has five events per second
+
+
+def run_soak_part(args: argparse.Namespace) -> None:
+    """Print how memory and disk space grow in minutes of load, and the drift of the latencies."""
     with tempfile.TemporaryDirectory() as scratch:
-        observer = RunObserver(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
-        summary, _ = run_load(
-            workers=1,
-            servers=1,
-            streams=flags.streams,
-            itl_ms=200,
-            tokens=min(50, 2 * flags.seconds),
-            ttft_ms=(600.0, 200.0),
-            out=Path(scratch) / "out",
-            on_drive=observer.begin,
-            duration=f"{flags.seconds}s",
-            num_requests=None,
-        )
-        observer.end()
-
-    drift = summary.drift
-    print(
-        f"{'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
-        f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}",
-        flush=True,
-    )
-    title = f"{flags.streams:,} streams, {flags.seconds} s"
-    growth = _growth_cells(observer.samples, flags.seconds)
-    cells = [title, f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}", *growth]
-    columns = [
-        "",
-        "ok",
-        "events",
-        "MB after a third",
-        "MB at the end",
-        "MB an hour",
-        "disk MB",
-        "disk MB an hour",
-    ]
-    print(rig.format_table(columns, [cells]))
-
-
-def _growth_cells(samples: list[ProcessSample], load_s: float) -> list[str]:
-    """Return memory and disk after the first third of a load and at its end, and their growth.
-
-    The growth is the slope of a linear regression. The cells are empty if there are fewer than two
-    samples, as of a short run on a busy host.
-    """
-    settled = [sample for sample in samples if load_s / 3 < sample.elapsed_s < load_s]
-    if len(settled) < 2:
-        return [""] * 5
-
-    times_s = [sample.elapsed_s for sample in settled]
-    memory_mb = [sample.memory_bytes / 1e6 for sample in settled]
-    disk_mb = [sample.disk_bytes / 1e6 for sample in settled]
-    memory_mb_per_hour = statistics.linear_regression(times_s, memory_mb).slope * 3600
-    disk_mb_per_hour = statistics.linear_regression(times_s, disk_mb).slope * 3600
-
-    return [
-        f"{memory_mb[0]:.0f}",
-        f"{memory_mb[-1]:.0f}",
-        f"{memory_mb_per_hour:+.1f}",
-        f"{disk_mb[-1]:.1f}",
-        f"{disk_mb_per_hour:+.1f}",
-    ]
-
-
-MIN_EVENTS_PER_REQUEST = 8
-
-
-MAX_COST_RATIO = 1.3  # of many streams against few
-
-
-def print_cost(flags: argparse.Namespace) -> None:
-    """Compare the cost per event of many streams with that of few.
-
-    Requests, events and duration are the same; only the number of streams that are open at once
-    differs.
-    """
-    few_streams = min(FEW_STREAMS, flags.streams // 2)
-    many_streams = min(MANY_STREAMS, flags.streams)
-    tokens = max(MIN_EVENTS_PER_REQUEST, int(flags.seconds * flags.rate / many_streams))
-    rows = []
-
-    ratios = []
-    for _ in range(flags.rounds):
-        costs = {}
-        for stream_count in (few_streams, many_streams):
-            summary = run_at_rate(stream_count, many_streams, tokens, flags.rate)
-            costs[stream_count] = cpu_s_per_event(summary)
-            rows.append(
-                [
-                    f"{stream_count:,} streams, {many_streams:,} requests of {tokens} events",
-                    f"{events_per_s(summary):,.0f}",
-                    f"{costs[stream_count] * 1e6:.2f}",
-                    f"{summary.client.cpu_share_max or 0:.0%}",
-                ]
+        run_dir = Path(scratch) / "results"
+        interval_s = min(2.0, args.seconds / 10)
+        sampler = RunSampler(run_dir, split_s=0, interval_s=interval_s)
+        result = run_load(
+            LoadSpec(
+                streams=args.streams,
+                itl_ms=SOAK_ITL_MS,
+                tokens=min(MAX_SOAK_TOKENS, 2 * args.seconds),
+                ttft_mean_ms=600.0,
+                ttft_deviation_ms=200.0,
+                output_dir=run_dir,
+                listener=sampler.begin,
+                options={"duration": f"{args.seconds}s", "num_requests": None},
             )
+        )
+        sampler.end()
 
-        ratios.append(costs[many_streams] / costs[few_streams])
+    print(describe_drift(result.summary), flush=True)
+    row = {
+        "": f"{args.streams:,} streams, {args.seconds} s",
+        "ok requests": f"{result.summary.requests.ok:,}",
+        "events": f"{result.event_gaps:,}",
+        **format_growth(sampler.samples, args.seconds),
+    }
+    print(render_rows([row]))
 
-    print(rig.format_table(["", "events/s", "µs/event", "busiest"], rows))
-    ratio = rig.median(ratios)
-    print(
-        f"\n- {many_streams:,} against {few_streams} streams: {ratio:.2f}: "
-        f"{rig.format_limit_check(ratio, MAX_COST_RATIO, is_upper_bound=True)}"
+
+def describe_drift(summary: Summary) -> str:
+    """Return whether a run is valid, and the drift of its latencies and of its throughput."""
+    drift = summary.drift
+    return (
+        f"{describe_validity(summary)}; drift of TTFT p99 {drift.ttft_p99}, "
+        f"TPOT p99 {drift.tpot_p99}, output tokens/s {drift.output_per_s}"
     )
 
 
-def run_at_rate(streams: int, requests: int, tokens: int, rate_per_s: float) -> Summary:
-    """Run so many concurrent streams that together have `rate_per_s` events per second."""
-    itl_ms = streams / rate_per_s * 1e3
-    summary, _ = run_load(
-        workers=1,
-        servers=1,
-        streams=streams,
-        itl_ms=itl_ms,
-        tokens=tokens,
-        ttft_ms=(2 * itl_ms, itl_ms / 2),
-        timeout="600s",
-        num_requests=str(requests),
+SECONDS_PER_HOUR = 3600
+
+
+def format_growth(samples: Sequence[ResourceSample], load_s: float) -> dict[str, str]:
+    """Return the memory and disk space of a load, and how fast they grow, by the column's title.
+
+    The first third of the load is the warm-up. The growth is the slope of a linear regression over
+    the rest. There are no columns if there are fewer than two samples, as in a short run on a busy
+    host.
+    """
+    after_warm_up = [sample for sample in samples if load_s / 3 < sample.elapsed_s < load_s]
+    if len(after_warm_up) < 2:
+        return {}
+
+    times_s = [sample.elapsed_s for sample in after_warm_up]
+    memory_mb = [sample.memory_bytes / 1e6 for sample in after_warm_up]
+    disk_mb = [sample.disk_bytes / 1e6 for sample in after_warm_up]
+    memory_mb_per_s = statistics.linear_regression(times_s, memory_mb).slope
+    disk_mb_per_s = statistics.linear_regression(times_s, disk_mb).slope
+
+    return {
+        "MB after a third": f"{memory_mb[0]:.0f}",
+        "MB at the end": f"{memory_mb[-1]:.0f}",
+        "MB per hour": f"{memory_mb_per_s * SECONDS_PER_HOUR:+.1f}",
+        "disk MB at the end": f"{disk_mb[-1]:.1f}",
+        "disk MB per hour": f"{disk_mb_per_s * SECONDS_PER_HOUR:+.1f}",
+    }
+
+
+class FixedRateLoad(NamedTuple):
+    """A closed loop whose streams together have a fixed rate of events.
+
+    The fewer streams there are, the faster each of them is. So loads with different numbers of
+    streams have the same requests, events and duration.
+    """
+
+    streams: int
+    requests: int
+    tokens_per_request: int
+    events_per_s: float
+
+    @property
+    def description(self) -> str:
+        """Return the first cell of the load's row."""
+        work = f"{self.requests:,} requests of {self.tokens_per_request} events"
+        return f"{self.streams:,} streams, {work}"
+
+    def run(self) -> LoadResult:
+        """Run the load with one worker and one endpoint."""
+        itl_ms = self.streams / self.events_per_s * 1e3
+        spec = LoadSpec(
+            streams=self.streams,
+            itl_ms=itl_ms,
+            tokens=self.tokens_per_request,
+            ttft_mean_ms=2 * itl_ms,
+            ttft_deviation_ms=itl_ms / 2,
+            options={"timeout": "600s", "num_requests": str(self.requests)},
+        )
+        return run_load(spec)
+
+
+FEW_STREAMS = 256
+MANY_STREAMS = 10_000
+MIN_TOKENS_PER_REQUEST = 8  # so that the cost of events outweighs that of requests
+MAX_COST_RATIO_OF_MANY_STREAMS = 1.3  # CPU time per event, relative to few streams
+
+
+def run_cost_part(args: argparse.Namespace) -> None:
+    """Compare the CPU time per event of many streams with that of few, in alternate rounds."""
+    few_streams = min(FEW_STREAMS, args.streams // 2)
+    many_streams = min(MANY_STREAMS, args.streams)
+    tokens = max(MIN_TOKENS_PER_REQUEST, int(args.seconds * args.rate / many_streams))
+    few = FixedRateLoad(few_streams, many_streams, tokens, args.rate)
+    many = FixedRateLoad(many_streams, many_streams, tokens, args.rate)
+
+    results = rig.interleave_rounds(
+        args.rounds, {few.description: few.run, many.description: many.run}
     )
-    return summary
+    print(render_cost_table(results))
+
+    ratio = rig.median_ratio(
+        [result.cpu_s_per_event for result in results[many.description]],
+        [result.cpu_s_per_event for result in results[few.description]],
+    )
+    verdict = rig.format_limit_check(ratio, MAX_COST_RATIO_OF_MANY_STREAMS, is_upper_bound=True)
+    comparison = f"CPU per event of {many_streams:,} streams, relative to {few_streams}"
+    print(f"\n- {comparison}: {ratio:.2f}: {verdict}")
+
+
+def render_cost_table(results: dict[str, list[LoadResult]]) -> str:
+    """Return a table with a row for each run of each load; the keys describe the loads."""
+    rows = []
+    for description, load_results in results.items():
+        rows += [{"": description, **format_cost(result)} for result in load_results]
+    return render_rows(rows)
+
+
+def format_cost(result: LoadResult) -> dict[str, str]:
+    """Return the rate of events and the CPU time of a load, by the column's title."""
+    return {
+        "events/s": f"{result.events_per_s:,.0f}",
+        "CPU-µs per event": f"{result.cpu_s_per_event * 1e6:.2f}",
+        "worker, of a core": f"{result.busiest_worker_fraction:.0%}",
+    }
+
+
+class TokenRateCase(NamedTuple):
+    """The load of one worker: how many tokens an event has, and how many events it gets."""
+
+    tokens_per_event: int
+    events_per_s: int
 
 
 class TokenCost(NamedTuple):
-    """What a worker uses per token, its fraction of a core, and the CPU of its endpoint."""
+    """What one worker uses for a load, and what its endpoint uses meanwhile."""
 
     cpu_s_per_token: float
-    core_fraction: float
-    server_cpu_s: float
+    core_fraction: float  # of the worker
+    endpoint_cpu_s: float
+
+    @property
+    def cores_per_million_tokens_s(self) -> float:
+        """Return the cores for a million tokens/s if each core is at most 80 % busy."""
+        busy_cores = self.cpu_s_per_token * TARGET_TOKENS_PER_S
+        return busy_cores / MAX_CORE_FRACTION
 
 
+TARGET_TOKENS_PER_S = 1_000_000
+MAX_CORE_FRACTION = 0.8  # of each core: a busier worker sends late
 MAX_CORES_PER_MILLION = 16
+STREAMS_OF_RACK_WORKER = 6_000  # a rack has 100,000 streams over 16 workers
+TOKEN_RATE_CASES = (
+    TokenRateCase(tokens_per_event=1, events_per_s=10_000),
+    TokenRateCase(tokens_per_event=1, events_per_s=20_000),
+    TokenRateCase(tokens_per_event=1, events_per_s=30_000),
+    TokenRateCase(tokens_per_event=1, events_per_s=40_000),
+    TokenRateCase(tokens_per_event=4, events_per_s=10_000),
+)
 
 
-def print_million(flags: argparse.Namespace) -> None:
-    """Print the cores that a million streamed tokens a second need.
+def run_million_part(args: argparse.Namespace) -> None:
+    """Print how many cores a million streamed tokens per second need, for several rates.
 
-    CPU per event falls with the rate, because one poll finds more sockets to read. So the worker is
-    loaded as the rack would load it, up to what the one core of the endpoint can send.
+    A worker in front of a rack gets more events than one simulated endpoint can send. The CPU time
+    per event falls with the rate, because one poll finds more sockets to read. So several rates are
+    measured, and the highest one with one token per event is compared with the limit.
     """
-    streams = min(RACK_STREAMS, flags.streams)
-    rows = []
+    streams = min(STREAMS_OF_RACK_WORKER, args.streams)
+    costs = {}
+    for rack_case in TOKEN_RATE_CASES[: args.cases]:
+        # With fewer streams, each stream keeps its rate.
+        scaled_rate = rack_case.events_per_s * streams // STREAMS_OF_RACK_WORKER
+        case = rack_case._replace(events_per_s=scaled_rate)
+        costs[case] = measure_median_token_cost(case, streams, args.seconds, args.rounds)
 
-    cores_by_bundle = {}
-    for tokens_per_event, rack_rate in RACK_CASES[: flags.cases]:
-        rate = rack_rate * streams // RACK_STREAMS
-        costs = [
-            measure_token_cost(streams, rate, tokens_per_event, flags.seconds)
-            for _ in range(flags.rounds)
-        ]
-        median_cost = sorted(costs)[len(costs) // 2]
-        cores = median_cost.cpu_s_per_token * TOKENS_PER_S / MAX_CORE_FRACTION
-        cores_by_bundle[tokens_per_event] = cores
-        rows.append(
-            [
-                f"{tokens_per_event} token(s) per event, {rate:,} events/s",
-                f"{median_cost.cpu_s_per_token * 1e6:.2f}",
-                f"{median_cost.core_fraction:.0%}",
-                f"{median_cost.server_cpu_s:.0f}",
-                f"{cores:.1f}",
-            ]
-        )
-
-    columns = [
-        f"{streams:,} streams",
-        "µs per token",
-        "of a core",
-        "endpoint CPU-s",
-        f"cores at {MAX_CORE_FRACTION:.0%} for a million tokens/s",
-    ]
-    print(rig.format_table(columns, rows))
-    print(
-        f"\n- cores, one token per event: {cores_by_bundle[1]:.1f}: "
-        f"{rig.format_limit_check(cores_by_bundle[1], MAX_CORES_PER_MILLION, is_upper_bound=True)}"
-    )
+    print(render_token_costs(costs, streams))
+    single_token_cases = [case for case in costs if case.tokens_per_event == 1]
+    fastest_case = max(single_token_cases, key=lambda case: case.events_per_s)
+    cores = costs[fastest_case].cores_per_million_tokens_s
+    verdict = rig.format_limit_check(cores, MAX_CORES_PER_MILLION, is_upper_bound=True)
+    print(f"\n- Cores with one token per event: {cores:.1f}: {verdict}")
 
 
-def print_wide(flags: argparse.Namespace) -> None:
-    """Run more workers than a run would use on so few cores, to show that all shares arrive."""
-    plan_checks._MAX_WORKERS_PER_CORE = max(plan_checks._MAX_WORKERS_PER_CORE, flags.workers)
-    seconds, started_s = 2 * flags.seconds, time.monotonic()
-    summary, server_usage = run_load(
-        workers=flags.workers,
-        servers=1,
-        targets=flags.targets,
-        streams=WIDE_RATE * seconds,
-        itl_ms=50,
-        tokens=20,
-        ttft_ms=(100.0, 20.0),
-        request_rate=str(WIDE_RATE),
-    )
-    wall_s, requests, client = time.monotonic() - started_s, summary.requests, summary.client
-    shares = [target.requests.ok for target in summary.targets]
-    columns = [
-        "",
-        "requests",
-        "ok",
-        "lost",
-        "of a target",
-        "µs/event",
-        "busiest worker",
-        "MB of workers",
-        "s in all",
-    ]
-
-    row = [
-        f"{flags.workers} workers, {flags.targets} targets, {seconds} s",
-        f"{requests.scheduled:,}",
-        f"{requests.ok:,}",
-        f"{requests.lost}",
-        f"{min(shares, default=0)} to {max(shares, default=0)}",
-        f"{cpu_s_per_event(summary) * 1e6:.0f}",
-        f"{client.cpu_share_max or 0:.1%}",
-        f"{(client.peak_rss_bytes or 0) / 1e6:,.0f}",
-        f"{wall_s:.0f}",
-    ]
-    print(rig.format_table(columns, [row]))
-    print(
-        f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {server_usage.events:,.0f} sent "
-        f"by the endpoint"
-    )
-    print(
-        "- valid" if summary.verdict.valid else f"- NOT VALID: {'; '.join(summary.verdict.reasons)}"
-    )
-
-
-QUANTILES_CODE = """
-import resource, sys, time
-from pathlib import Path
-from loadgen.core.metrics import columns as metrics
-from loadgen.core.results.parquet import Frame
-from loadgen.core.stats.quantiles import distribution_of
-began, cpu = time.perf_counter(), time.process_time()
-columns = metrics.Columns(Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
-for metric in ("ttft", "tpot", "e2e", "send_lag"):
-    distribution_of(metrics.drop_undefined(columns.measure(metric)))
-peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-print(time.process_time() - cpu, time.perf_counter() - began, peak_gb)
-"""
-FULL_SUMMARY_CODE = """
-import resource, sys, time
-from pathlib import Path
-from loadgen.core import run_folder
-began, cpu = time.perf_counter(), time.process_time()
-run_folder.summary(Path(sys.argv[1]))
-peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-print(time.process_time() - cpu, time.perf_counter() - began, peak_gb)
-"""
-
-
-def measure_token_cost(
-    streams: int, rate_per_s: int, tokens_per_event: int, seconds: int
+def measure_median_token_cost(
+    case: TokenRateCase, streams: int, seconds: int, rounds: int
 ) -> TokenCost:
-    """Run so many streams with together `rate_per_s` events per second on one worker."""
-    events_per_stream = max(2, int(seconds * rate_per_s / streams))
-    summary, server_usage = run_load(
-        workers=1,
-        servers=1,
-        streams=streams,
-        itl_ms=streams / (rate_per_s * tokens_per_event) * 1e3,
-        bundle=tokens_per_event,
-        tokens=events_per_stream * tokens_per_event,
-        ttft_ms=(1000.0, 300.0),
-        timeout="600s",
+    """Run a load several times and return the cost of the run with the median CPU per token."""
+    costs = [measure_token_cost(case, streams, seconds) for _ in range(rounds)]
+    costs.sort(key=lambda cost: cost.cpu_s_per_token)
+    return costs[len(costs) // 2]
+
+
+def measure_token_cost(case: TokenRateCase, streams: int, seconds: int) -> TokenCost:
+    """Run one load on one worker, whose streams share the case's rate, and return its cost."""
+    events_per_stream = max(2, int(seconds * case.events_per_s / streams))
+    tokens_per_s = case.events_per_s * case.tokens_per_event
+    result = run_load(
+        LoadSpec(
+            streams=streams,
+            itl_ms=streams / tokens_per_s * 1e3,  # between two tokens of one stream
+            tokens=events_per_stream * case.tokens_per_event,
+            tokens_per_event=case.tokens_per_event,
+            ttft_mean_ms=1000.0,
+            ttft_deviation_ms=300.0,
+            options={"timeout": "600s"},
+        )
     )
-    assert summary.client.cpu_s is not None
+    output_tokens = result.summary.tokens.output or 1
 
     return TokenCost(
-        cpu_s_per_token=summary.client.cpu_s / (summary.tokens.output or 1),
-        core_fraction=summary.client.cpu_s / (summary.window.duration_s or 1),
-        server_cpu_s=server_usage.cpu_s,
+        cpu_s_per_token=result.worker_cpu_s / output_tokens,
+        core_fraction=result.worker_cpu_s / result.window_s,
+        endpoint_cpu_s=result.endpoint_usage.cpu_s,
     )
 
 
-RECORD_WORKERS = 16
+def render_token_costs(costs: dict[TokenRateCase, TokenCost], streams: int) -> str:
+    """Return a table of the CPU time per token, and of the cores for a million tokens/s."""
+    cores_title = f"cores at {MAX_CORE_FRACTION:.0%} for a million tokens/s"
+    rows = []
+    for case, cost in costs.items():
+        load = f"{case.tokens_per_event} token(s) per event, {case.events_per_s:,} events/s"
+        row = {
+            f"{streams:,} streams": load,
+            "CPU-µs per token": f"{cost.cpu_s_per_token * 1e6:.2f}",
+            "worker, of a core": f"{cost.core_fraction:.0%}",
+            "endpoint CPU-s": f"{cost.endpoint_cpu_s:.0f}",
+            cores_title: f"{cost.cores_per_million_tokens_s:.1f}",
+        }
+        rows.append(row)
+    return render_rows(rows)
 
 
-RECORD_GAP_NS = 300_000  # between the scheduled times of two requests
+WIDE_REQUESTS_PER_S = 200
+WIDE_TOKENS = 20  # of a response
 
 
-RECORDS_PER_BLOCK = 1_000_000
+def run_wide_part(args: argparse.Namespace) -> None:
+    """Send a load with more workers than a run may have on so few cores.
 
-
-def write_records(folder: Path, count: int, targets: int = 1) -> None:
-    """Write a finished run of this many records with random latencies.
-
-    It looks like what 16 workers leave, with the first tenth as the warm-up.
+    It shows whether every worker and every target gets its share of the requests.
     """
-    import pyarrow.parquet as pq
-
-    from loadgen.core.results.manifest import encode_manifest
-
-    (folder / "requests").mkdir(parents=True)
-    (folder / "flows").mkdir()
-    warm_up_count = count // 10
-    manifest = create_record_manifest(count, warm_up_count, targets)
-    (folder / "run.json").write_bytes(encode_manifest(manifest))
-
-    rng = np.random.default_rng(1)
-    for stage in (0, 1):
-        write_event_files(folder / "flows", stage, count, rng)
-
-    block_rows = min(count, RECORDS_PER_BLOCK)
-    with ExitStack() as stack:
-        writer = None
-        for first_slot in range(0, count, block_rows):
-            rows = draw_records(first_slot, block_rows, warm_up_count, targets, rng)
-            table = to_table(rows, [])
-            if writer is None:
-                path = folder / "requests" / store.MERGED
-                writer = stack.enter_context(
-                    pq.ParquetWriter(path, table.schema, compression="zstd")
-                )
-
-            writer.write_table(table)
-
-
-def create_record_manifest(count: int, warm_up_count: int, targets: int) -> RunManifest:
-    """Return the manifest of the run that `write_records` writes."""
-    from loadgen.core.results.manifest import StagePlan, TargetFacts
-    from loadgen.core.slo import Slo, Term
-
-    arrival = "constant 3,333/s"
-    warm_up = StagePlan(name="warm-up", arrival=arrival, slots=warm_up_count, measured=False)
-    load_stage = StagePlan(
-        name="load",
-        arrival=arrival,
-        slots=count - warm_up_count,
-        start_ns=warm_up_count * RECORD_GAP_NS,
+    allow_workers_per_core(args.workers)
+    load_s = 2 * args.seconds
+    start_s = time.monotonic()
+    result = run_load(
+        LoadSpec(
+            workers=args.workers,
+            targets=args.targets,
+            streams=WIDE_REQUESTS_PER_S * load_s,
+            itl_ms=50,
+            tokens=WIDE_TOKENS,
+            ttft_mean_ms=100.0,
+            ttft_deviation_ms=20.0,
+            options={"request_rate": str(WIDE_REQUESTS_PER_S)},
+        )
     )
+    wall_s = time.monotonic() - start_s
 
-    return RunManifest(
-        run="merge",
-        state="finished",
-        workers=RECORD_WORKERS,
-        slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
-        stages=(warm_up, load_stage),
-        targets=tuple(
-            TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)
-        ),
-    )
+    title = f"{args.workers} workers, {args.targets} targets, {load_s} s"
+    print(render_rows([format_wide_load(title, result, wall_s)]))
+    endpoint_events = result.endpoint_usage.events
+    print(f"\n- Gaps between events: {result.event_gaps:,}")
+    print(f"- Events that the endpoint sent: {endpoint_events:,.0f}")
+    print(f"- {describe_validity(result.summary)}")
 
 
-def write_event_files(folder: Path, stage: int, count: int, rng: np.random.Generator) -> None:
-    """Write the gaps between events and the events per bin of one stage."""
-    from loadgen.core.results.record import BIN_NS
-
-    gaps = Histogram()
-    gaps.add(rng.lognormal(16.8, 0.3, 100_000).astype(np.int64))
-    (folder / f"w0.gaps.{stage}").write_bytes(gaps.to_bytes())
-    events_per_bin = np.full(count * RECORD_GAP_NS // BIN_NS, 7_000, "<i8")
-    (folder / f"w0.timeline.{stage}").write_bytes(events_per_bin.tobytes())
+def allow_workers_per_core(workers: int) -> None:
+    """Raise the limit of workers per core, which refuses runs that cannot send on time."""
+    limit = plan_checks._MAX_WORKERS_PER_CORE
+    plan_checks._MAX_WORKERS_PER_CORE = max(limit, workers)
 
 
-def draw_records(
-    first_slot: int, count: int, warm_up_count: int, targets: int, rng: np.random.Generator
-) -> NDArray[np.void]:
-    """Return the records of some requests from `first_slot` on, with random values."""
-    from loadgen.core.results.record import ROW, SOURCES
+def format_wide_load(title: str, result: LoadResult, wall_s: float) -> dict[str, str]:
+    """Return the requests of all targets, and CPU time and memory, by the column's title.
 
-    rows = np.zeros(count, ROW)
-    slots = np.arange(first_slot, first_slot + count)
-    rows["slot"] = slots
-
-    rows["request"] = slots
-    for name in ("session", "virtual_user", "cached_tokens", "reasoning_tokens", "text"):
-        rows[name] = -1  # no value
-
-    rows["worker"] = slots % RECORD_WORKERS
-    rows["target"] = slots % targets
-    rows["stage"] = slots >= warm_up_count
-    rows["due_ns"] = slots * RECORD_GAP_NS
-    rows["sent_ns"] = rows["due_ns"] + rng.integers(20_000, 200_000, count)
-    rows["ready_ns"] = rows["sent_ns"]
-
-    output_tokens = rng.integers(50, 400, count)
-    for name in ("output_tokens", "output_events", "asked_output"):
-        rows[name] = output_tokens
-
-    input_tokens = rng.integers(50, 4000, count)
-    rows["input_tokens"] = input_tokens
-    rows["built_tokens"] = input_tokens
-    rows["input_source"] = SOURCES.index("server")
-    rows["output_source"] = SOURCES.index("server")
-
-    first_token_ns = rows["due_ns"] + rng.lognormal(19, 0.4, count).astype(np.int64)
-    for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
-        rows[name] = first_token_ns
-
-    decode_ns = rows["output_tokens"] * rng.normal(20e6, 2e6, count).astype(np.int64)
-    rows["last_token_ns"] = first_token_ns + decode_ns
-    rows["end_ns"] = rows["last_token_ns"] + 100_000
-    rows["done_ns"] = rows["end_ns"]
-
-    return rows
+    `wall_s` is the time of the whole run, with the start and the end of all processes.
+    """
+    requests = result.summary.requests
+    ok_by_target = [target.requests.ok for target in result.summary.targets]
+    ok_range = f"{min(ok_by_target, default=0)} to {max(ok_by_target, default=0)}"
+    return {
+        "": title,
+        "requests": f"{requests.scheduled:,}",
+        "ok": f"{requests.ok:,}",
+        "lost": f"{requests.lost}",
+        "ok per target": ok_range,
+        "CPU-µs per event": f"{result.cpu_s_per_event * 1e6:.0f}",
+        "busiest worker, of a core": f"{result.busiest_worker_fraction:.1%}",
+        "worker MB": f"{result.worker_memory_mb:,.0f}",
+        "seconds in all": f"{wall_s:.0f}",
+    }
 
 
-class ReadCost(NamedTuple):
-    """What a program that reads stored records costs."""
-
-    cpu_s: float
-    wall_s: float
-    peak_gb: float
+RACK_TARGETS = 18
+MAX_SUMMARY_CPU_S = 10
+MAX_SUMMARY_GB = 1.5
 
 
-def measure_reading(code: str, run_dir: Path) -> ReadCost:
-    """Run Python code on the records of a run in a process of its own; it prints its own cost."""
-    completed = subprocess.run(
-        [sys.executable, "-c", code, run_dir], capture_output=True, text=True, check=True
-    )
-    cpu_s, wall_s, peak_gb = map(float, completed.stdout.split())
-    return ReadCost(cpu_s, wall_s, peak_gb)
+def run_merge_part(args: argparse.Namespace) -> None:
+    """Print the cost of exact quantiles and of a full summary over many records.
 
-
-def print_merge(flags: argparse.Namespace) -> None:
-    """Print the cost of exact quantiles and of a full summary over many records."""
-    rack_records = flags.records * 21 // 100
+    The second run has the records of a rack after ten minutes: 21 % of 10 million.
+    """
+    rack_records = args.records * 21 // 100
     with tempfile.TemporaryDirectory() as scratch:
-        run_dir = Path(scratch) / "ten"
-        rack_run_dir = Path(scratch) / "rack"
-        write_records(run_dir, flags.records)
-        write_records(rack_run_dir, rack_records, targets=18)
-        quantiles_cost = measure_reading(QUANTILES_CODE, run_dir)
-        summary_cost = measure_reading(FULL_SUMMARY_CODE, run_dir)
-        rack_cost = measure_reading(FULL_SUMMARY_CODE, rack_run_dir)
+        run_dir = Path(scratch) / "run"
+        rack_run_dir = Path(scratch) / "rack-run"
+        write_records(run_dir, args.records)
+        write_records(rack_run_dir, rack_records, RACK_TARGETS)
+        quantiles_cost = measure_in_new_process(compute_quantiles, run_dir)
+        summary_cost = measure_in_new_process(compute_summary, run_dir)
+        rack_cost = measure_in_new_process(compute_summary, rack_run_dir)
 
     costs = {
-        f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send delay": quantiles_cost,
-        f"{flags.records:,}: the whole summary": summary_cost,
-        f"{rack_records:,}, 18 targets (as of a rack in ten minutes): the whole summary": rack_cost,
+        f"{args.records:,}: exact quantiles of TTFT, TPOT, E2E and send delay": quantiles_cost,
+        f"{args.records:,}: full summary": summary_cost,
+        f"{rack_records:,}, {RACK_TARGETS} targets: full summary": rack_cost,
     }
-    rows = [
-        [description, f"{cost.cpu_s:.1f}", f"{cost.wall_s:.1f}", f"{cost.peak_gb:.2f}"]
-        for description, cost in costs.items()
-    ]
-    print(rig.format_table(["records", "CPU-s", "s", "GB"], rows))
-    print(
-        f"\n- the whole summary: "
-        f"{rig.format_limit_check(summary_cost.cpu_s, 10, is_upper_bound=True)} CPU-s; "
-        f"{rig.format_limit_check(summary_cost.peak_gb, 1.5, is_upper_bound=True)} GB"
+    print(render_rows([format_read_cost(work, cost) for work, cost in costs.items()]))
+    cpu_verdict = rig.format_limit_check(summary_cost.cpu_s, MAX_SUMMARY_CPU_S, is_upper_bound=True)
+    memory_verdict = rig.format_limit_check(
+        summary_cost.peak_gb, MAX_SUMMARY_GB, is_upper_bound=True
     )
+    print(f"\n- CPU-s of the full summary: {cpu_verdict}")
+    print(f"- GB of the full summary: {memory_verdict}")
+
+
+def format_read_cost(description: str, cost: ReadCost) -> dict[str, str]:
+    """Return what it costs to read stored records, by the column's title."""
+    return {
+        "records": description,
+        "CPU-s": f"{cost.cpu_s:.1f}",
+        "seconds": f"{cost.wall_s:.1f}",
+        "peak GB": f"{cost.peak_gb:.2f}",
+    }
 
 
 REPORT_COMMANDS = (
     "report run",
-    "compare run again",
+    "compare run copy",
     "bundle run -o run.zip",
     "verify run.zip",
     "export run --as csv -o run.csv",
@@ -884,98 +759,133 @@ REPORT_COMMANDS = (
 )
 
 
-def print_report(flags: argparse.Namespace) -> None:
-    """Print CPU-seconds and peak memory of whole commands over many stored records."""
-    record_count = flags.records
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch_name:
-        scratch = Path(scratch_name)
-
-        # The kernel counts for a command at least the memory of the process that starts it. So the
-        # records are written by another process, whose memory is large.
-        writer = multiprocessing.get_context("spawn").Process(
-            target=write_records, args=(scratch / "run", record_count)
-        )
-        writer.start()
-        writer.join()
-        shutil.copytree(scratch / "run", scratch / "again")
-
-        for command in REPORT_COMMANDS:
-            cost = waits.measure_command([*waits.LOADGEN, *command.split()], scratch)
-            assert cost is not None, f"{command}: stopped"
-            bytes_per_record = cost.peak_mb * 1e6 / record_count
-            rows.append(
-                [
-                    command,
-                    f"{cost.cpu_s:.1f}",
-                    f"{cost.peak_mb:,.0f}",
-                    f"{bytes_per_record:.0f}",
-                ]
-            )
-
-    columns = [f"{record_count:,} records", "CPU-s", "peak MB", "B a record"]
-    print(rig.format_table(columns, rows))
-
-
-ALL_BODIES = 1 << 40  # more than a load has requests: all bodies are built before it starts
-
-
-def print_rolling(flags: argparse.Namespace) -> None:
-    """Compare the send delay of two ways to build request bodies.
-
-    Bodies are built before the load, or while it runs ("rolling"). Late are bodies that were not
-    ready when their request was due.
-    """
-    rate_per_s = flags.rate / 100
-    rows = []
-    for name, max_bodies_ahead in (("ahead", ALL_BODIES), ("while it runs", 0)):
-        summary, _ = run_load(
-            tuning=Tuning(most_ahead=max_bodies_ahead),
-            workers=1,
-            servers=1,
-            streams=1,
-            itl_ms=20,
-            tokens=10,
-            request_rate=str(rate_per_s),
-            num_requests=str(int(flags.seconds * flags.rate / 100)),
-            input_tokens="1500",
-        )
-
-        late_bodies = [
-            warning.values["bodies"]
-            for warning in summary.verdict.warning_codes
-            if warning.code == "bodies_late"
+def run_report_part(args: argparse.Namespace) -> None:
+    """Print CPU-seconds and peak memory of full commands over many stored records."""
+    with tempfile.TemporaryDirectory() as scratch:
+        work_dir = Path(scratch)
+        write_records_in_new_process(work_dir / "run", args.records)
+        shutil.copytree(work_dir / "run", work_dir / "copy")
+        rows = [
+            measure_report_command(command, work_dir, args.records) for command in REPORT_COMMANDS
         ]
-        delay = summary.send_lag_ms
-        rows.append([name, f"{delay.p50}", f"{delay.p99}", f"{delay.max}", str(late_bodies or "0")])
 
-    print(rig.format_table(["bodies built", "send delay p50 ms", "p99", "max", "late"], rows))
+    print(render_rows(rows))
 
 
-def print_ray(flags: argparse.Namespace) -> None:
+def write_records_in_new_process(run_dir: Path, count: int) -> None:
+    """Write a run of this many records without using the memory of this process.
+
+    The kernel counts for a command at least the memory of the process that starts it. So the
+    process that measures commands must stay small.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    writer = spawn.Process(target=write_records, args=(run_dir, count))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0, "the records could not be written"
+
+
+def measure_report_command(command: str, work_dir: Path, record_count: int) -> dict[str, str]:
+    """Run a loadgen command in a folder; return its CPU time and memory by the column's title."""
+    cost = waits.measure_command([*waits.LOADGEN, *command.split()], work_dir)
+    assert cost is not None, f"the command took too long: {command}"
+    bytes_per_record = cost.peak_mb * 1e6 / record_count
+    return {
+        f"{record_count:,} records": command,
+        "CPU-s": f"{cost.cpu_s:.1f}",
+        "peak MB": f"{cost.peak_mb:,.0f}",
+        "bytes per record": f"{bytes_per_record:.0f}",
+    }
+
+
+# Tuning.most_ahead: a load with more requests than this builds its bodies while it runs.
+BUILD_ALL_BEFORE_LOAD = 1 << 40
+BUILD_WHILE_LOAD_RUNS = 0
+EVENTS_PER_BODY = 100  # of --rate, so that the usual 10,000 events/s are 100 requests/s
+
+
+def run_rolling_part(args: argparse.Namespace) -> None:
+    """Compare the send delay of request bodies built before the load and of those built during it.
+
+    A body that is built during the load may not be ready when its request is due. Such bodies are
+    counted as late.
+    """
+    requests_per_s = args.rate / EVENTS_PER_BODY
+    max_requests_by_time = {
+        "before the load": BUILD_ALL_BEFORE_LOAD,
+        "while it runs": BUILD_WHILE_LOAD_RUNS,
+    }
+    rows = []
+    for build_time, max_requests in max_requests_by_time.items():
+        summary = run_rolling_load(max_requests, requests_per_s, args.seconds)
+        rows.append({"bodies built": build_time, **format_send_delay(summary)})
+    print(render_rows(rows))
+
+
+def run_rolling_load(max_requests: int, requests_per_s: float, seconds: int) -> Summary:
+    """Run an open loop of long prompts and return its summary.
+
+    With more than `max_requests` requests, the bodies are built while the load runs.
+    """
+    request_count = int(seconds * requests_per_s)
+    spec = LoadSpec(
+        streams=1,
+        itl_ms=20,
+        tokens=10,
+        tuning=Tuning(most_ahead=max_requests),
+        options={
+            "request_rate": str(requests_per_s),
+            "num_requests": str(request_count),
+            "input_tokens": "1500",
+        },
+    )
+    return run_load(spec).summary
+
+
+def format_send_delay(summary: Summary) -> dict[str, str]:
+    """Return the send delay of a run in ms and its late bodies, by the column's title."""
+    delay = summary.send_lag_ms
+    return {
+        "send delay p50 ms": f"{delay.p50}",
+        "p99 ms": f"{delay.p99}",
+        "max ms": f"{delay.max}",
+        "late bodies": f"{count_late_bodies(summary)}",
+    }
+
+
+def count_late_bodies(summary: Summary) -> int:
+    """Return how many request bodies were not ready when their request was due."""
+    return sum(
+        int(warning.values["bodies"])
+        for warning in summary.verdict.warning_codes
+        if warning.code == "bodies_late"
+    )
+
+
+def run_ray_part(args: argparse.Namespace) -> None:
     """Compare workers on a Ray cluster with local ones, if Ray is installed."""
     if importlib.util.find_spec("ray") is None:
-        print("left out: ray is not installed")
+        print("skipped: ray is not installed")
         return
-    scale_ray.compare_with_local_workers(flags, run_load, cpu_s_per_event)
+    scale_ray.compare_with_local_workers(args)
 
 
-PARTS: dict[str, Any] = {
-    "workers": print_workers,
-    "streams": print_streams,
-    "wide": print_wide,
-    "soak": print_soak,
-    "cost": print_cost,
-    "million": print_million,
-    "merge": print_merge,
-    "report": print_report,
-    "rolling": print_rolling,
-    "ray": print_ray,
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "workers": run_workers_part,
+    "streams": run_streams_part,
+    "wide": run_wide_part,
+    "soak": run_soak_part,
+    "cost": run_cost_part,
+    "million": run_million_part,
+    "merge": run_merge_part,
+    "report": run_report_part,
+    "rolling": run_rolling_part,
+    "ray": run_ray_part,
 }
 
 
-def main() -> None:
-    """Run one part, or all of them."""
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script; with --smoke, each part takes some seconds."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -985,10 +895,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64, help="of wide")
     parser.add_argument("--targets", type=int, default=100, help="of wide")
     parser.add_argument(
-        "--cases", type=int, default=len(RACK_CASES), help="of million, the first so many"
+        "--cases", type=int, default=len(TOKEN_RATE_CASES), help="of million, the first so many"
     )
     parser.add_argument("--records", type=int, default=10_000_000, help="of merge and report")
-    args = rig.parse_arguments(
+
+    return rig.parse_arguments(
         parser,
         rounds=1,
         seconds=1,
@@ -999,12 +910,18 @@ def main() -> None:
         workers=3,
         targets=5,
     )
-    rig.raise_open_file_limit()
 
-    for part in PARTS if args.part == "all" else [args.part]:
-        started_s = time.monotonic()
-        PARTS[part](args)
-        print(f"\n{part} took {time.monotonic() - started_s:.0f} s\n", flush=True)
+
+def main() -> None:
+    """Run one part of the script, or all of them one after another."""
+    args = parse_command_line()
+    rig.raise_open_file_limit()
+    part_names = PARTS if args.part == "all" else [args.part]
+
+    for name in part_names:
+        start_s = time.monotonic()
+        PARTS[name](args)
+        print(f"\n{name} took {time.monotonic() - start_s:.0f} s\n", flush=True)
 
 
 if __name__ == "__main__":

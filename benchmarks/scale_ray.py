@@ -13,194 +13,237 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rig
+from scale_load import LoadResult, LoadSpec, run_load
 
 from loadgen.core.execution.events import LoadStarted, RunEvent
 
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+NODE_OPTIONS = {"include_dashboard": False, "object_store_memory": 80_000_000}
+MAX_HEAD_START_ATTEMPTS = 3
 
 
 @contextlib.contextmanager
 def start_cluster(nodes: int) -> Iterator[Any]:
-    """Start a Ray cluster of this many one-CPU nodes and a head without CPUs.
+    """Start a Ray cluster on this machine and yield its `ray.cluster_utils.Cluster`.
 
-    With 0 nodes, start only a head with two CPUs. The cluster ends with the `with` block.
+    It has a head without CPUs and this many nodes with one CPU each. With 0 nodes, it has only a
+    head with two CPUs, which starts faster. The cluster ends with the `with` block.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    small = {"include_dashboard": False, "object_store_memory": 80_000_000}
-    head = {"num_cpus": 0 if nodes else 2, "no_monitor": True}  # nothing grows or shrinks by itself
-
-    ray_cluster = Cluster(initialize_head=False)
+    head_cpus = 0 if nodes else 2
+    cluster = Cluster(initialize_head=False)
     try:
-        _add_head_node(ray_cluster, small | head)
+        start_head_node(cluster, head_cpus)
         for _ in range(nodes):
-            ray_cluster.add_node(num_cpus=1, **small)
-        yield ray_cluster
+            cluster.add_node(num_cpus=1, **NODE_OPTIONS)
+        yield cluster
     finally:
-        ray_cluster.shutdown()
+        cluster.shutdown()
 
 
-def _add_head_node(ray_cluster: Any, options: dict[str, Any], attempts: int = 3) -> None:
-    """Start the head of a Ray cluster, and try again if Ray gives up on a busy host.
+def start_head_node(cluster: Any, num_cpus: int) -> None:
+    """Start the head of a Ray cluster, and try again if it times out on a busy host.
 
-    Ray waits 30 s for a node (`ray._private.node`), and this limit has no option. The second
+    Ray waits 30 s for a node (`ray._private.node`), and no option changes this limit. The second
     attempt is faster, because the files of Ray are in the page cache by then.
     """
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, MAX_HEAD_START_ATTEMPTS + 1):
         try:
-            ray_cluster.add_node(**options)
+            # Without its monitor, the cluster adds and removes no nodes by itself.
+            cluster.add_node(num_cpus=num_cpus, no_monitor=True, **NODE_OPTIONS)
         except Exception as error:  # Ray raises no more specific type
-            if attempt == attempts or "timed out during startup" not in str(error):
+            is_timeout = "timed out during startup" in str(error)
+            if not is_timeout or attempt == MAX_HEAD_START_ATTEMPTS:
                 raise
         else:
             return
 
 
-def read_ray_cpu_s() -> dict[str, float]:
-    """Return the CPU-seconds so far of Ray's processes on this machine, by kind.
+class RayCpu(NamedTuple):
+    """CPU-seconds of Ray's processes: of its actors, and of its raylets, GCS and agents."""
 
-    The kinds are "actors" and "daemons" (raylets, GCS, agents).
-    """
-    cpu_s_by_kind: dict[str, float] = {"actors": 0.0, "daemons": 0.0}
+    actors_s: float = 0.0
+    daemons_s: float = 0.0
+
+
+def read_ray_cpu() -> RayCpu:
+    """Return the CPU-seconds that Ray's processes on this machine have used so far."""
+    actors_s = 0.0
+    daemons_s = 0.0
     for process_dir in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process may end meanwhile
-            kind = find_ray_kind((process_dir / "cmdline").read_bytes())
-            if kind:
-                cpu_s_by_kind[kind] += read_cpu_s(process_dir)
-    return cpu_s_by_kind
+            command_line = (process_dir / "cmdline").read_bytes()
+            if command_line.startswith(b"ray::"):
+                actors_s += read_process_cpu_s(process_dir)
+            elif b"/ray/" in command_line:
+                daemons_s += read_process_cpu_s(process_dir)
+
+    return RayCpu(actors_s, daemons_s)
 
 
-def find_ray_kind(command_line: bytes) -> str:
-    """Return the kind of a process of Ray by its command line, or "" for another process."""
-    if command_line.startswith(b"ray::"):
-        return "actors"
-    if b"/ray/" in command_line:
-        return "daemons"
-    return ""
+# Positions in /proc/PID/stat after the name of the process; see proc(5)
+USER_TICKS_INDEX = 11
+SYSTEM_TICKS_INDEX = 12
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-# Fields of /proc/PID/stat that follow the name of the process; see proc(5)
-USER_TICKS_FIELD, SYSTEM_TICKS_FIELD = 11, 12
-
-
-def read_cpu_s(process_dir: Path) -> float:
-    """Return the CPU-seconds of a process so far, from its folder in /proc."""
-    # The name is in parentheses and may contain spaces.
-    fields = (process_dir / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[USER_TICKS_FIELD]) + int(fields[SYSTEM_TICKS_FIELD])) * TICK_S
+def read_process_cpu_s(process_dir: Path) -> float:
+    """Return the CPU-seconds that a process has used so far, from its folder in /proc."""
+    # The name is in parentheses and may contain spaces, so the fields are counted after it.
+    _, _, after_name = (process_dir / "stat").read_text().rpartition(")")
+    fields = after_name.split()
+    ticks = int(fields[USER_TICKS_INDEX]) + int(fields[SYSTEM_TICKS_INDEX])
+    return ticks / TICKS_PER_S
 
 
 class RayCpuMeter:
-    """Samples Ray's CPU time while a run sends its load, because actors end with the run."""
+    """Measures the CPU time that Ray's processes use while a run sends its load.
+
+    It samples once a second, because the actors end with the run and their CPU time is unknown
+    afterwards. `begin` is a listener of the run's events, and `end` is called after the run.
+    """
 
     def __init__(self) -> None:
-        self.used = {"actors": 0.0, "daemons": 0.0}
-        self.seconds = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._used = RayCpu()
+        self._elapsed_s = 0.0
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
 
     def begin(self, event: RunEvent) -> None:
-        """Start to sample when the load starts."""
+        """Start to sample when the load starts; other events are ignored."""
         if isinstance(event, LoadStarted):
             self._thread.start()
 
     def end(self) -> None:
         """Stop sampling."""
-        self._over.set()
+        self._is_stopped.set()
         self._thread.join()
 
-    def shares(self) -> list[str]:
-        """Return the fraction of one core by kind, or "not seen" if there was no sample."""
+    def format_core_fractions(self) -> list[str]:
+        """Return the fractions of a core that actors and daemons used.
+
+        Both are "not sampled" if the load ended before the first sample.
+        """
+        if not self._elapsed_s:
+            return ["not sampled", "not sampled"]
+        return [f"{cpu_s / self._elapsed_s:.1%}" for cpu_s in self._used]
+
+    def _sample_until_stopped(self) -> None:
+        """Update the used CPU time once a second, until the actors end or `end` is called."""
+        at_start = read_ray_cpu()
+        start_s = time.monotonic()
+        while not self._is_stopped.wait(1.0):
+            now = read_ray_cpu()
+            actors_s = now.actors_s - at_start.actors_s
+            has_actor_ended = actors_s < self._used.actors_s
+            if not has_actor_ended:
+                self._used = RayCpu(actors_s, now.daemons_s - at_start.daemons_s)
+                self._elapsed_s = time.monotonic() - start_s
+
+
+class RayTrial(NamedTuple):
+    """A load on two workers, and the fractions of a core that Ray's processes used, as cells."""
+
+    result: LoadResult
+    ray_core_fractions: list[str]
+
+    def format_cells(self) -> list[str]:
+        """Return the cells of this load's row, after its title."""
         return [
-            f"{cpu_s / self.seconds:.1%}" if self.seconds else "not seen"
-            for cpu_s in self.used.values()
+            f"{self.result.events_per_s:,.0f}",
+            f"{self.result.cpu_s_per_event * 1e6:.2f}",
+            f"{self.result.summary.send_lag_ms.p99}",
+            *self.ray_core_fractions,
         ]
 
-    def _watch(self) -> None:
-        """Sample once a second until `end` is called."""
-        before, began = read_ray_cpu_s(), time.monotonic()
-        while not self._over.wait(1.0):
-            now = read_ray_cpu_s()
-            if now["actors"] >= before["actors"] + self.used["actors"]:
-                self.used = {kind: now[kind] - before[kind] for kind in now}
-                self.seconds = time.monotonic() - began
+
+WORKERS = 2
+ITL_MS = 80  # so that each stream has 12.5 events/s
+MAX_COST_INCREASE = 0.03  # of the CPU time per event, relative to local workers
+NO_RAY_CELLS = ["", ""]  # the row of a local run has no CPU time of actors and daemons
 
 
-ITL_MS = 80  # so that a stream has 12.5 events/s
+def compare_with_local_workers(args: argparse.Namespace) -> None:
+    """Compare two workers on a Ray cluster with two local ones, in alternate rounds.
 
-
-MAX_COST_INCREASE = 0.03
-
-
-def compare_with_local_workers(
-    flags: argparse.Namespace, drive: Callable[..., Any], per_event: Callable[..., float]
-) -> None:
-    """Compare two local workers with two on a cluster, in alternate rounds.
-
-    Args:
-        flags: The options of `scale.py`.
-        drive: Runs a load: `scale.run_load`.
-        per_event: Returns the CPU-seconds per event of a summary.
+    `args` are the options of `scale.py`: rounds, rate (events/s), seconds and smoke.
     """
     events_per_stream_s = 1000 / ITL_MS
-    streams = 2 * int(flags.rate / events_per_stream_s / 2)
-    rows: list[list[str]] = []
+    streams_per_worker = int(args.rate / events_per_stream_s / WORKERS)
+    spec = LoadSpec(
+        workers=WORKERS,
+        streams=WORKERS * streams_per_worker,
+        itl_ms=ITL_MS,
+        tokens=int(args.seconds * events_per_stream_s),
+    )
+    nodes = 0 if args.smoke else WORKERS
 
-    costs: dict[str, list[float]] = {"local": [], "Ray": []}
-    with start_cluster(0 if flags.smoke else 2) as ray_cluster:
-        for _ in range(flags.rounds):
-            for placement in ("local", "Ray"):
-                is_on_ray = placement == "Ray"
-                meter = RayCpuMeter()
-                summary, _ = drive(
-                    workers=2,
-                    servers=1,
-                    streams=streams,
-                    itl_ms=ITL_MS,
-                    tokens=int(flags.seconds * events_per_stream_s),
-                    ray=ray_cluster.address if is_on_ray else None,
-                    on_drive=meter.begin,
-                )
-                meter.end()
-                cost_s = per_event(summary)
-                costs[placement].append(cost_s)
-                events_per_s = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
-                rows.append(
-                    [
-                        f"{placement}, {streams} streams",
-                        f"{events_per_s:,.0f}",
-                        f"{cost_s * 1e6:.2f}",
-                        f"{summary.send_lag_ms.p99}",
-                        *(meter.shares() if is_on_ray else ["", ""]),
-                    ]
-                )
+    with start_cluster(nodes) as cluster:
+        trials = rig.interleave_rounds(
+            args.rounds,
+            {
+                "local": partial(run_local_trial, spec),
+                "Ray": partial(run_ray_trial, spec, cluster.address),
+            },
+        )
+
+    print(render_trials(trials, spec.streams))
+    local_costs = [trial.result.cpu_s_per_event for trial in trials["local"]]
+    ray_costs = [trial.result.cpu_s_per_event for trial in trials["Ray"]]
+    print(f"\n- {describe_increase(local_costs, ray_costs)}")
+
+
+def run_local_trial(spec: LoadSpec) -> RayTrial:
+    """Run the load on workers of this machine, without Ray."""
+    return RayTrial(run_load(spec), NO_RAY_CELLS)
+
+
+def run_ray_trial(spec: LoadSpec, ray_address: str) -> RayTrial:
+    """Run the load on a Ray cluster, and measure the CPU time of Ray's processes meanwhile."""
+    meter = RayCpuMeter()
+    ray_spec = replace(spec, ray_address=ray_address, listener=meter.begin)
+    result = run_load(ray_spec)
+    meter.end()
+    return RayTrial(result, meter.format_core_fractions())
+
+
+def render_trials(trials: dict[str, list[RayTrial]], streams: int) -> str:
+    """Return a table with a row for each load; the keys say where the workers ran."""
+    rows = []
+    for placement, placement_trials in trials.items():
+        title = f"{placement}, {streams} streams"
+        rows += [[title, *trial.format_cells()] for trial in placement_trials]
 
     columns = [
         "two workers",
         "events/s",
-        "µs/event",
+        "CPU-µs per event",
         "send delay p99 ms",
-        "actors, of a core",
-        "Ray's daemons",
+        "Ray's actors, of a core",
+        "Ray's daemons, of a core",
     ]
-    print(rig.format_table(columns, rows))
-    print(f"\n- {describe_increase(costs['local'], costs['Ray'])}")
+    return rig.format_table(columns, rows)
 
 
-def describe_increase(local_costs: list[float], ray_costs: list[float]) -> str:
-    """Return how much more CPU workers use per event on Ray, and whether that keeps its limit."""
+def describe_increase(local_costs: Sequence[float], ray_costs: Sequence[float]) -> str:
+    """Return how much more CPU time per event workers use on Ray, and whether that is allowed.
+
+    The costs are CPU-seconds per event of the runs, one of each for each round.
+    """
     increases = [ray / local - 1 for local, ray in zip(local_costs, ray_costs, strict=True)]
     median_increase = statistics.median(increases)
-    spread = f"of {len(increases)} pairs, {min(increases):+.1%} to {max(increases):+.1%}"
+    spread = f"{len(increases)} pairs, {min(increases):+.1%} to {max(increases):+.1%}"
     verdict = rig.format_limit_check(median_increase, MAX_COST_INCREASE, is_upper_bound=True)
 
     return (
-        f"CPU per event in the workers, Ray against local: {median_increase:+.1%} ({spread}): "
-        f"{verdict}"
+        f"CPU per event of the workers on Ray, relative to local ones: "
+        f"{median_increase:+.1%} ({spread}): {verdict}"
     )

@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -26,9 +27,84 @@ import rig
 
 from loadgen.core import units
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessUsage(NamedTuple):
+    """Resident memory and open descriptors of a process."""
+
+    resident_bytes: int
+    descriptors: int
+
+
+class Sample(NamedTuple):
+    """The processes of a run by their names, and the size of its folder, at one time."""
+
+    elapsed_s: float
+    processes: dict[str, ProcessUsage]
+    folder_bytes: int
+
+
+class SoakResult(NamedTuple):
+    """A finished run: its samples, its summary.json, and what it printed."""
+
+    samples: list[Sample]
+    summary: dict[str, Any]
+    stdout: str
+
+
+def run_soak(args: argparse.Namespace, run_dir: Path) -> SoakResult:
+    """Run the load against the embedded endpoint, and sample its processes until it ends."""
+    with rig.serve_endpoint(ttft=args.ttft, itl=args.itl) as server:
+        command = run_command(args, server.url, run_dir)
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            try:
+                samples = sample_until_end(process, run_dir, args.every)
+            finally:
+                process.terminate()  # does nothing if the run has ended
+            assert process.stdout is not None
+            stdout = process.stdout.read()
+
+    summary = json.loads((run_dir / "summary.json").read_bytes())
+    return SoakResult(samples, summary, stdout)
+
+
+def run_command(args: argparse.Namespace, url: str, run_dir: Path) -> list[str]:
+    """Return the command of the run: a closed loop of requests of 100 and 100 tokens."""
+    requests = ["--isl", "100", "--osl", "100", "--warmup", "0", "--seed", "1"]
+    load = ["-c", str(args.streams), "-d", args.duration, "--progress", "plain"]
+    target = ["--url", url, "--out", str(run_dir)]
+    return [sys.executable, "-P", "-m", "loadgen", "run", *requests, *load, *target]
+
+
+def sample_until_end(
+    process: subprocess.Popen[str], run_dir: Path, interval_s: float
+) -> list[Sample]:
+    """Return a sample at the start of a run, and one after each interval until it ends."""
+    samples = [Sample(0.0, measure_processes(process.pid), folder_bytes=0)]
+    start_s = monotonic()
+    while process.poll() is None:
+        sleep(interval_s)
+        elapsed_s = monotonic() - start_s
+        sample = Sample(elapsed_s, measure_processes(process.pid), measure_folder_bytes(run_dir))
+        samples.append(sample)
+    return samples
+
+
+def measure_processes(root_pid: int) -> dict[str, ProcessUsage]:
+    """Return the usage of a process and of its descendants, by a name such as "worker-4711"."""
+    usage_by_name = {}
+    for pid in list_descendants(root_pid):
+        with contextlib.suppress(OSError):  # the process may end meanwhile
+            name = f"{read_process_name(pid)}-{pid}"
+            usage_by_name[name] = read_process_usage(pid)
+    return usage_by_name
+
 
 def list_descendants(pid: int) -> list[int]:
-    """Return a process and all its descendants; an empty list if it has ended."""
+    """Return the PIDs of a process and of all its descendants, or [] if it has ended."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -37,99 +113,133 @@ def list_descendants(pid: int) -> list[int]:
     pids = [pid]
     for child in children:
         pids += list_descendants(int(child))
-
     return pids
 
 
-def process_name(pid: int) -> str:
-    """Return a short name of a process: the last part of its loadgen module, if it runs one."""
+def read_process_name(pid: int) -> str:
+    """Return the last part of the loadgen module that a process runs, or else of its program."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     modules = [argument for argument in arguments if argument.startswith("loadgen")]
     name = modules[0] if modules else arguments[0]
     return name.rpartition(".")[2]
 
 
-class ProcessSize(NamedTuple):
-    """Resident bytes and open descriptors of a process."""
-
-    resident_bytes: int
-    descriptors: int
-
-
-class Sample(NamedTuple):
-    """A sample of a run: the seconds since its start, its processes by name, and its files."""
-
-    elapsed_s: float
-    processes: dict[str, ProcessSize]
-    folder_bytes: int
-
-
-def sample_processes(pid: int) -> dict[str, ProcessSize]:
-    """Return resident bytes and open descriptors of a process and its descendants, by name."""
-    sizes = {}
-    for descendant in list_descendants(pid):
-        try:
-            pages = int(Path(f"/proc/{descendant}/statm").read_text().split()[1])
-            sizes[f"{process_name(descendant)}-{descendant}"] = ProcessSize(
-                resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
-                descriptors=len(os.listdir(f"/proc/{descendant}/fd")),
-            )
-        except OSError:  # the process has just ended
-            continue
-
-    return sizes
+def read_process_usage(pid: int) -> ProcessUsage:
+    """Return the resident memory and the open descriptors of a process, from /proc."""
+    page_counts = Path(f"/proc/{pid}/statm").read_text().split()
+    resident_pages = int(page_counts[1])  # after the total size; see proc(5)
+    return ProcessUsage(
+        resident_bytes=resident_pages * PAGE_BYTES,
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+    )
 
 
 def measure_folder_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder, in bytes."""
+    """Return the size of all files below a folder."""
     total_bytes = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it went meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the run may remove a file meanwhile
             total_bytes += path.stat().st_size
     return total_bytes
 
 
-class SoakRun(NamedTuple):
-    """A finished run: its samples, its summary, and what it printed."""
+def select_samples_in_load(samples: Sequence[Sample], duration: str) -> list[Sample]:
+    """Return the samples during the load, which lasts for a `duration` such as "60m".
 
-    samples: list[Sample]
-    summary: dict[str, Any]
-    text: str
-
-
-def run_soak(args: argparse.Namespace, out: Path) -> SoakRun:
-    """Run the load against the embedded endpoint, and sample its processes until it ends."""
-    with rig.serve_endpoint(ttft=args.ttft, itl=args.itl) as server:
-        requests = ["--isl", "100", "--osl", "100", "--warmup", "0", "--seed", "1"]
-        load = ["-c", str(args.streams), "-d", args.duration, "--progress", "plain"]
-        target = ["--url", server.url, "--out", str(out)]
-
-        command = [sys.executable, "-P", "-m", "loadgen", "run", *requests, *load, *target]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as process:
-            try:
-                samples = sample_until_end(process, out, args.every)
-            finally:
-                process.terminate()
-            assert process.stdout is not None
-            text = process.stdout.read().decode()
-
-    summary = json.loads((out / "summary.json").read_bytes())
-    return SoakRun(samples, summary, text)
+    After the load the summary is computed, which takes memory, and at the start the processes are
+    not complete. If a short load has no sample because the host is busy, the first one is returned.
+    """
+    load_s = units.duration_ns(duration, default_unit="s") / 1e9
+    in_load = [sample for sample in samples[1:] if sample.elapsed_s <= load_s]
+    return in_load or [samples[0]]
 
 
-def sample_until_end(
-    process: subprocess.Popen[bytes], out: Path, interval_s: float
-) -> list[Sample]:
-    """Return a sample at the start of a run, and one after each interval until it ends."""
-    samples = [Sample(0.0, sample_processes(process.pid), 0)]
-    started_s = monotonic()
-    while process.poll() is None:
-        sleep(interval_s)
-        elapsed_s = monotonic() - started_s
-        samples.append(Sample(elapsed_s, sample_processes(process.pid), measure_folder_bytes(out)))
-    return samples
+class ProcessGrowth(NamedTuple):
+    """The usage of a process in the first and in the last sample that it is in."""
+
+    name: str
+    first: ProcessUsage
+    last: ProcessUsage
+
+    @property
+    def description(self) -> str:
+        """Return the growth in a line of fixed columns."""
+        memory = (
+            f"{to_mib(self.first.resident_bytes):8.1f} to {to_mib(self.last.resident_bytes):8.1f}"
+        )
+        descriptors = f"{self.first.descriptors:5} to {self.last.descriptors:5}"
+        return f"{self.name:32} {memory} MiB, {descriptors} descriptors"
+
+    def find_problems(self) -> list[str]:
+        """Return what grew more than is allowed, as short phrases."""
+        problems = []
+        max_bytes = MAX_MEMORY_RATIO * self.first.resident_bytes + MAX_MEMORY_GROWTH_BYTES
+        if self.last.resident_bytes > max_bytes:
+            problems.append(f"memory of {self.name} grows")
+
+        if self.last.descriptors > self.first.descriptors + MAX_DESCRIPTOR_GROWTH:
+            problems.append(f"descriptors of {self.name} grow")
+
+        return problems
+
+
+# A process may grow by 5 % and by 4 MiB more, because an allocator returns little memory.
+MAX_MEMORY_RATIO = 1.05
+MAX_MEMORY_GROWTH_BYTES = 4 << 20
+MAX_DESCRIPTOR_GROWTH = 8
+WARM_UP_DIVISOR = 4  # the first quarter of the samples is the warm-up
+
+
+def judge_soak(samples: Sequence[Sample], summary: dict[str, Any], stdout: str) -> bool:
+    """Print what grew after the warm-up and what the run printed; return True if nothing grew.
+
+    Failed requests and a trend of the latencies count as growth. `summary` is the JSON of
+    summary.json, and `stdout` is what the run printed.
+    """
+    growths = measure_growth(samples[len(samples) // WARM_UP_DIVISOR :])
+    for growth in growths:
+        print(growth.description)
+
+    requests = summary["requests"]
+    max_folder_bytes = max(sample.folder_bytes for sample in samples)
+    print(f"{samples[-1].elapsed_s:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok")
+    print(f"Largest size of the run's folder: {to_mib(max_folder_bytes):.1f} MiB")
+    print(stdout)
+
+    problems = [problem for growth in growths for problem in growth.find_problems()]
+    problems += find_summary_problems(summary)
+    print(f"NOT FLAT: {', '.join(problems)}" if problems else "flat")
+    return not problems
+
+
+def measure_growth(samples: Sequence[Sample]) -> list[ProcessGrowth]:
+    """Return the first and the last usage of each process of the first sample."""
+    growths = []
+    for name in samples[0].processes:
+        usages = [sample.processes[name] for sample in samples if name in sample.processes]
+        growths.append(ProcessGrowth(name, usages[0], usages[-1]))
+    return growths
+
+
+def find_summary_problems(summary: dict[str, Any]) -> list[str]:
+    """Return whether requests failed, and the codes of the run's warnings about a trend.
+
+    Requests that were unfinished or cancelled at the end of the load did not fail.
+    """
+    requests = summary["requests"]
+    not_failed_count = requests["ok"] + requests["unfinished"] + requests["cancelled"]
+    problems = []
+    if not_failed_count != requests["scheduled"]:
+        problems.append("requests failed")
+
+    warnings = summary["verdict"].get("warning_codes", [])
+    problems += [warning["code"] for warning in warnings if "drift" in warning["code"]]
+    return problems
+
+
+def to_mib(size_bytes: int) -> float:
+    """Return a size in MiB."""
+    return size_bytes / 2**20
 
 
 def main() -> int:
@@ -143,79 +253,14 @@ def main() -> int:
         "--every", type=float, default=10.0, help="seconds between two samples of /proc"
     )
     parser.add_argument("--out", type=Path)
-
     args = rig.parse_arguments(parser, streams=8, duration="3s", every=0.5, ttft="20ms", itl="2ms")
+
     with tempfile.TemporaryDirectory() as scratch:
-        soak_run = run_soak(args, args.out or Path(scratch) / "soak")
+        result = run_soak(args, args.out or Path(scratch) / "soak")
 
-    samples = select_samples_in_load(soak_run.samples, args.duration)
-    is_flat = judge_growth(samples, soak_run.summary, soak_run.text)
+    samples = select_samples_in_load(result.samples, args.duration)
+    is_flat = judge_soak(samples, result.summary, result.stdout)
     return 0 if is_flat or args.smoke else 1
-
-
-def select_samples_in_load(samples: list[Sample], duration: str) -> list[Sample]:
-    """Return the samples during the load, without the one at the start.
-
-    After the load the summary is computed, which takes memory. If there is no sample during the
-    load, as of a short one on a busy host, the one at the start is returned.
-    """
-    load_s = units.duration_ns(duration, default_unit="s") / 1e9
-    in_load = [sample for sample in samples[1:] if sample.elapsed_s <= load_s]
-    return in_load or samples[:1]
-
-
-# What may grow after the warm-up
-MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH_BYTES = 1.05, 4 << 20
-
-
-MAX_MORE_DESCRIPTORS = 8
-
-
-def judge_growth(samples: list[Sample], summary: dict[str, Any], text: str) -> bool:
-    """Print what grew after the warm-up, the first quarter; return True if nothing did."""
-    after_warm_up = samples[len(samples) // 4 :]
-    problems = find_growth(after_warm_up)
-    requests = summary["requests"]
-    max_folder_mib = max(sample.folder_bytes for sample in samples) / 2**20
-    print(
-        f"{samples[-1].elapsed_s:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok, at "
-        f"most {max_folder_mib:.1f} MiB"
-    )
-    print(text)
-
-    if requests["ok"] + requests["unfinished"] + requests["cancelled"] != requests["scheduled"]:
-        problems.append("requests failed")
-
-    problems += [
-        warning["code"]
-        for warning in summary["verdict"].get("warning_codes", ())
-        if "drift" in warning["code"]
-    ]
-    print("flat" if not problems else f"NOT FLAT: {', '.join(problems)}")
-    return not problems
-
-
-def find_growth(samples: list[Sample]) -> list[str]:
-    """Print the first and the last size of each process, and return what grew too much."""
-    problems = []
-    for process in samples[0].processes:
-        sizes = [sample.processes[process] for sample in samples if process in sample.processes]
-        first = sizes[0]
-        last = sizes[-1]
-        print(
-            f"{process:32} {first.resident_bytes / 2**20:8.1f} to "
-            f"{last.resident_bytes / 2**20:8.1f} MiB, {first.descriptors:5} to "
-            f"{last.descriptors:5} descriptors"
-        )
-
-        max_bytes = MAX_MEMORY_GROWTH * first.resident_bytes + MAX_MEMORY_GROWTH_BYTES
-        if last.resident_bytes > max_bytes:
-            problems.append(f"{process} grows")
-
-        if last.descriptors > first.descriptors + MAX_MORE_DESCRIPTORS:
-            problems.append(f"{process} keeps descriptors")
-
-    return problems
 
 
 if __name__ == "__main__":

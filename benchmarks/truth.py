@@ -235,8 +235,8 @@ def quantile_ms(values_ns: NDArray[np.generic], quantile: float) -> float:
 class MeasuredLoad(NamedTuple):
     """One load: what it cost the client and the endpoint, and how accurate its times are.
 
-    `cost` has the keys of `rig.measure_client_and_server` and of the script ours.py, for example `cpu_s`,
-    `wall_s` and `server_core_fraction`.
+    `cost` has the keys of `rig.measure_client_and_server` and of the script ours.py, for example
+    `cpu_s`, `wall_s` and `server_core_fraction`.
     """
 
     cost: dict[str, Any]

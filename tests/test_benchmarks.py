@@ -31,7 +31,12 @@ PARTS = {
     "openai_client",
     "ours",
     "rig",
+    "scale_load",
     "scale_ray",
+    "scale_records",
+    "sdk_instructions",
+    "sdk_throttles",
+    "sdk_work",
     "thread_usage",
     "tree",
     "trust_comparison",
@@ -104,7 +109,7 @@ def test_growth_of_a_run_without_a_reading_is_not_measured(
     monkeypatch.syspath_prepend(FOLDER)
     lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
 
-    assert scale_ray.RayCpuMeter().shares() == ["not seen"] * 2
+    assert scale_ray.RayCpuMeter().format_core_fractions() == ["not sampled"] * 2
     assert lag.format_quantiles([], 1e6) == "-"
     assert rivals.read_truth(SendLog("all").drain())[4:] == (0, 0)
 
@@ -113,7 +118,7 @@ def test_growth_of_a_run_without_a_reading_is_not_measured(
         "verdict": {},
     }
 
-    assert soak.judge_growth([soak.Sample(0.0, {}, 0)], nothing, "")
+    assert soak.judge_soak([soak.Sample(0.0, {}, 0)], nothing, "")
 
 
 @pytest.mark.processes  # git, for the tree that the page names
