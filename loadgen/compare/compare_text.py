@@ -65,10 +65,10 @@ sides are about equal.
 """
 
 _FACTS_IN_BRIEF = ("workload", "load", "model", "server", "URL")
-"""The facts that a terminal names by default if the sides differ in them: keys of `_FACT_FIELDS`."""
+"""Keys of `_FACT_FIELDS`: the facts that a terminal names if the sides differ in them."""
 
 _SHARED_FACTS_IN_BRIEF = ("workload", "load")
-"""The facts that a terminal names by default if they are the same for all sides."""
+"""Keys of `_FACT_FIELDS`: the facts that a terminal names if they are the same for all sides."""
 
 LONGEST_BRIEF_FACTS = 200
 """The most characters of the facts on a terminal, about two lines. Longer ones are left out."""
@@ -343,9 +343,10 @@ def _join_names(differences: Sequence[Difference]) -> str:
 
 
 def _list_counting_clauses(differences: Sequence[Difference]) -> Iterator[str]:
-    """Yield how many metrics have each outcome that is not named, such as "equivalent in 2 metrics".
+    """Yield how many metrics have an outcome that is only counted.
 
-    The words are those of the table, apart from the width of the interval.
+    An example is "equivalent in 2 metrics". The words are those of the table, apart from the width
+    of the interval.
     """
     for outcome in _OUTCOMES_TO_COUNT:
         texts = [
