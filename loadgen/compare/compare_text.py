@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,17 +48,30 @@ SMALLEST_PRINTED_CHANGE = 0.0005
 _OUTCOMES_TO_NAME = ("worse", "better", "different", DIFFER)
 """The outcomes whose metrics the summary names, in this order."""
 
-_OUTCOMES_TO_COUNT: Mapping[Outcome, str] = {
-    "equivalent": "no significant difference",
-    "inconclusive": "inconclusive",
-}
-"""The outcomes whose metrics the summary counts, in this order, and what it says about them."""
+_OUTCOMES_TO_COUNT: tuple[Outcome, ...] = ("equivalent", "inconclusive")
+"""The outcomes whose metrics the summary counts, in this order."""
+
+_OUTCOMES_WITHOUT_DIRECTION = ("different", DIFFER)
+"""The outcomes for which the summary says which metrics are lower and which are higher."""
 
 _OUTCOME_TEXTS: Mapping[str, str] = {
     DIFFER: "runs differ",
     "equivalent": "no significant difference",
 }
-"""How an outcome is printed that has no known interval, if not by its own name."""
+"""How an outcome is printed, if not by its own name.
+
+A difference is only called equivalent if its interval is known, because the interval shows that the
+sides are about equal.
+"""
+
+_FACTS_IN_BRIEF = ("workload", "load", "model", "server", "URL")
+"""Keys of `_FACT_FIELDS`: the facts that a terminal names if the sides differ in them."""
+
+_SHARED_FACTS_IN_BRIEF = ("workload", "load")
+"""Keys of `_FACT_FIELDS`: the facts that a terminal names if they are the same for all sides."""
+
+LONGEST_BRIEF_FACTS = 200
+"""The most characters of the facts on a terminal, about two lines. Longer ones are left out."""
 
 NOT_COMPARED = "not compared"
 """How the outcome of a metric is printed if the sides have different SLOs."""
@@ -110,7 +124,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
             conditions,
         ],
         brief=[
-            section("", *headline),
+            section("", *headline, Paragraph(describe_sides(comparison))),
             *(_build_terminal_section(comparison, side_name) for side_name in other_sides),
             build_answer_section(comparison.answers),
             section("", *_list_brief_caveats(comparison)),
@@ -274,7 +288,7 @@ def _describe_simulated(comparison: Comparison) -> str:
 def summarize_differences(comparison: Comparison, side_name: str) -> str:
     """Return what differs between a side and the first one, in one sentence.
 
-    An example is "after vs. before: worse in TTFT p99; no significant difference in 8 metrics."
+    An example is "after vs. before: worse in TTFT p99; equivalent in 8 metrics."
     """
     heading = f"{side_name} vs. {comparison.sides[0]}"
     differences = _select_differences(comparison, side_name)
@@ -285,24 +299,93 @@ def summarize_differences(comparison: Comparison, side_name: str) -> str:
     if reason_not_judged:
         return f"{heading}: the metrics are not judged ({reason_not_judged})."
 
-    clauses = []
-    for outcome in _OUTCOMES_TO_NAME:
-        names = [
-            difference.name for difference in differences if difference.detailed_outcome == outcome
-        ]
-        if names:
-            clauses.append(f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names)}")
-
-    for outcome, clause in _OUTCOMES_TO_COUNT.items():
-        count = sum(
-            difference.outcome == outcome and difference.is_compared for difference in differences
-        )
-        if count:
-            clauses.append(f"{clause} in {format.counted(count, 'metric')}")
-
+    clauses = [*_list_naming_clauses(differences), *_list_counting_clauses(differences)]
     if not clauses:
         return f"{heading}: no metric is compared."
     return f"{heading}: {'; '.join(clauses)}."
+
+
+def _list_naming_clauses(differences: Sequence[Difference]) -> Iterator[str]:
+    """Yield which metrics differ, such as "worse in TTFT p99".
+
+    The outcomes of single runs say neither better nor worse, so their clause has the direction:
+    "runs differ (lower in TTFT p50, TTFT p99; higher in TPOT p50)".
+    """
+    for outcome in _OUTCOMES_TO_NAME:
+        of_outcome = [
+            difference for difference in differences if difference.detailed_outcome == outcome
+        ]
+        if not of_outcome:
+            continue
+
+        text = _OUTCOME_TEXTS.get(outcome, outcome)
+        if outcome in _OUTCOMES_WITHOUT_DIRECTION:
+            yield f"{text} ({_describe_directions(of_outcome)})"
+        else:
+            yield f"{text} in {_join_names(of_outcome)}"
+
+
+def _describe_directions(differences: Sequence[Difference]) -> str:
+    """Return which metrics are lower and which are higher than those of the first side."""
+    lower = [difference for difference in differences if (difference.change or 0.0) < 0]
+    higher = [difference for difference in differences if difference not in lower]
+    clauses = []
+    if lower:
+        clauses.append(f"lower in {_join_names(lower)}")
+    if higher:
+        clauses.append(f"higher in {_join_names(higher)}")
+    return "; ".join(clauses)
+
+
+def _join_names(differences: Sequence[Difference]) -> str:
+    """Return the names of the metrics of several differences, such as "TTFT p50, TTFT p99"."""
+    return ", ".join(difference.name for difference in differences)
+
+
+def _list_counting_clauses(differences: Sequence[Difference]) -> Iterator[str]:
+    """Yield how many metrics have an outcome that is only counted.
+
+    An example is "equivalent in 2 metrics". The words are those of the table, apart from the width
+    of the interval.
+    """
+    for outcome in _OUTCOMES_TO_COUNT:
+        texts = [
+            _describe_outcome(difference)
+            for difference in differences
+            if difference.outcome == outcome and difference.is_compared
+        ]
+        for text, count in Counter(texts).items():
+            yield f"{text} in {format.counted(count, 'metric')}"
+
+
+def describe_sides(comparison: Comparison) -> str:
+    """Return the workload and load of all sides, and the facts in which they differ.
+
+    An example is "Same workload and load: qa, poisson 20/s. Different URL: http://h1:8000 (before),
+    http://h2:8000 (after)."
+
+    Return "" if the text would be long, for example for many sides. The full report has a table.
+    """
+    same_names: list[str] = []
+    same_values: list[str] = []
+    sentences: list[str] = []
+    for fact_name in _FACTS_IN_BRIEF:
+        field = _FACT_FIELDS[fact_name]
+        value_by_side = {facts.name: getattr(facts, field) for facts in comparison.facts}
+        values = set(value_by_side.values())
+        is_known = all(values)
+        is_same = len(values) == 1
+        if is_known and is_same and fact_name in _SHARED_FACTS_IN_BRIEF:
+            same_names.append(fact_name)
+            same_values.extend(values)
+        elif is_known and len(values) > 1:
+            texts = [f"{value} ({side_name})" for side_name, value in value_by_side.items()]
+            sentences.append(f"Different {fact_name}: {', '.join(texts)}.")
+
+    if same_names:
+        sentences.insert(0, f"Same {' and '.join(same_names)}: {', '.join(same_values)}.")
+    text = " ".join(sentences)
+    return text if len(text) <= LONGEST_BRIEF_FACTS else ""
 
 
 def _build_fact_table(comparison: Comparison) -> Table:
@@ -565,10 +648,18 @@ def _format_outcome(difference: Difference) -> str:
     """
     if not difference.is_compared:
         return NOT_COMPARED
+    outcome = _describe_outcome(difference)
     if difference.equivalent_within is None:
-        return _OUTCOME_TEXTS.get(difference.detailed_outcome, difference.detailed_outcome)
+        return outcome
     unit = "points" if difference.is_fraction else "%"
-    return f"equivalent ({difference.equivalent_within * 100:.1f} {unit})"
+    return f"{outcome} ({difference.equivalent_within * 100:.1f} {unit})"
+
+
+def _describe_outcome(difference: Difference) -> str:
+    """Return the outcome in a few words, without the width of the interval."""
+    if difference.equivalent_within is not None:
+        return difference.detailed_outcome
+    return _OUTCOME_TEXTS.get(difference.detailed_outcome, difference.detailed_outcome)
 
 
 def _describe_inconclusive(difference: Difference, run_count: int) -> str:

@@ -62,7 +62,10 @@ def describe_scope(sides: Sequence[Side]) -> str:
     if len(single_runs) < len(sides):
         subject = f"Only one run of {' and '.join(single_runs)}"
 
-    return f"{subject}: run-to-run variation unknown. Re-run with --repeat 3."
+    return (
+        f"{subject}: run-to-run variation unknown, so the outcomes are about these runs only. To "
+        "compare the servers, measure each side with `loadgen run --repeat 3` and compare again."
+    )
 
 
 def format_run_label(side: Side, run: ComparedRun) -> str:

@@ -54,8 +54,7 @@ def build_live_report(stored: StoredComparison) -> Report:
         Charts([_build_group_chart(changes) for changes in stored.group_changes]),
         Links("The run of each block", list(_list_links(stored))),
     )
-    setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
-    brief_section = section("", setup, progress, short_blocks_warning)
+    brief_section = section("", progress, short_blocks_warning)
     notices = [
         *list_simulated_notices(stored.comparison),
         *_list_invalid_notices(stored.comparison),

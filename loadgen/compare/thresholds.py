@@ -51,7 +51,10 @@ SMALLEST_SCALED_CHANGE = -0.999
 LARGEST_PRINTED_CHANGE = 99
 """The largest upper end of an interval that is printed. A larger one counts as unbounded."""
 
-SINGLE_RUN = "not decided: one run per side, run-to-run variation unknown. Re-run with --repeat 3"
+SINGLE_RUN = (
+    "not decided: one run per side, run-to-run variation unknown. Measure each side with "
+    "`loadgen run --repeat 3`"
+)
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,7 +153,12 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
     return [
         section("", verdict_paragraph),
         section("", Table(head, rows, kind="remarks", label_columns=label_columns)),
-        section("", *failures, Paragraph(describe_next_step(validation))),
+        section(
+            "",
+            Paragraph(_explain_recommended_terms(validation), "soft"),
+            *failures,
+            Paragraph(describe_next_step(validation)),
+        ),
     ]
 
 
@@ -207,7 +212,20 @@ def describe_next_step(validation: Validation) -> str:
         return "All required terms are met."
 
     shortest_horizon = format.duration(min(horizons_s))
-    return f"Covers slowdowns of the server that recur within {shortest_horizon}."
+    return (
+        f"A slowdown of the server that comes less often than every {shortest_horizon} may have "
+        "been missed. A longer load covers rarer slowdowns."
+    )
+
+
+def _explain_recommended_terms(validation: Validation) -> str:
+    """Return what the mark "(should)" of terms means, or "" if no term has it."""
+    has_recommended_term = any(
+        term.requirement == "should" for level in validation.levels for term in level.terms
+    )
+    if not has_recommended_term:
+        return ""
+    return "(should): a recommended term, which does not count for the verdict."
 
 
 def _describe_how_to_mend_failure(validation: Validation) -> str:
@@ -328,7 +346,8 @@ class CommonCoverage(NamedTuple):
     """What most PASS verdicts of a level cover.
 
     Attributes:
-        text: The text of `format_coverage`, such as "covers slowdowns that recur within 12 min". ""
+        text: The text of `format_coverage`, such as "covers slowdowns that come at least every
+            12 min". ""
             if no PASS has such a text.
         has_exceptions: Whether other PASS verdicts of the level cover something else.
     """

@@ -89,7 +89,7 @@ def format_coverage(term: TermVerdict) -> str:
     """Return which slowdowns of the server a PASS covers, and its sample. "" for other verdicts."""
     if term.code != "kept" or term.horizon_s is None:
         return ""
-    text = f"covers slowdowns that recur within {format.duration(term.horizon_s)}"
+    text = f"covers slowdowns that come at least every {format.duration(term.horizon_s)}"
     if term.effective_size is not None:
         text += f"; effective sample size {term.effective_size:,}"
     return text

@@ -25,6 +25,10 @@ COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
 OTHER_TYPE_EXPLANATION = (
     "OTHER INSTANCE TYPE: the price is that of another machine than the measured one (see --full)."
 )
+CHOSEN_LOAD_EXPLANATION = (
+    '"At this load" is the load of the run, not the capacity: at a higher load a request may cost '
+    "less."
+)
 BREAK_EVEN_HEADING = "Break-even of machines and a price per token"
 SHORTEST_CHART = 2
 """A break-even chart reaches at least to this multiple of the break-even, which is then visible."""
@@ -58,18 +62,24 @@ def _build_brief_sections(comparison: CostComparison) -> Iterator[Section]:
     # Pairs without the first result are left out, because there may be dozens of them.
     first = comparison.results[0].name
     ratios = [ratio for ratio in comparison.ratios if ratio.a == first]
-    sentences = [f"{cost_text.describe_ratio(ratio)}." for ratio in ratios]
+    sentences = [f"{cost_text.describe_ratio(comparison, ratio)}." for ratio in ratios]
     sentences += cost_text.create_headlines(comparison, only_without_price=bool(ratios))
     yield section("", *map(Paragraph, sentences))
     prices = comparison.prices
-    is_file_known = prices.sample and not prices.exchanged  # The notice about a sample names it.
-    price_line = "" if is_file_known else cost_text.describe_prices(comparison)
+    has_intervals = any(map(cost_text.has_intervals, comparison.results))
+    has_exchange_rates = bool(cost_text.list_used_exchange_rates(comparison))
+    is_line_needed = not prices.sample or has_intervals or has_exchange_rates
+    # The notice about sample prices names the file and the currency is in the table.
+    price_line = cost_text.describe_prices(comparison) if is_line_needed else ""
     has_other_type = any(map(cost_text.is_priced_as_other_type, comparison.results))
-    caveat = OTHER_TYPE_EXPLANATION if has_other_type else ""
+    other_type_caveat = OTHER_TYPE_EXPLANATION if has_other_type else ""
+    has_chosen_load = any(map(cost_text.is_at_chosen_load, comparison.results))
+    load_caveat = CHOSEN_LOAD_EXPLANATION if has_chosen_load else ""
     yield section(
         "",
         cost_text.build_brief_table(comparison),
-        Paragraph(caveat, "soft"),
+        Paragraph(other_type_caveat, "soft"),
+        Paragraph(load_caveat, "soft"),
         Paragraph(price_line, "soft"),
     )
 
@@ -128,7 +138,7 @@ def _build_parts_section(comparison: CostComparison) -> Section:
 
 def _build_ratio_section(comparison: CostComparison) -> Section:
     """Return the section that says for each pair of results which is cheaper, and by how much."""
-    sentences = [cost_text.describe_ratio(ratio) for ratio in comparison.ratios]
+    sentences = [cost_text.describe_ratio(comparison, ratio) for ratio in comparison.ratios]
     return section(cost_text.ratio_heading(comparison), Bullets(sentences))
 
 

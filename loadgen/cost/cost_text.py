@@ -337,7 +337,8 @@ def _create_headline(name: str, result: PricedResult, comparison: CostComparison
 def _describe_machine_hour(result: PricedResult) -> str:
     """Return what an hour of all machines costs, or "" for a price per token.
 
-    For example "8 GPUs at 24.00 per hour, utilization 40 %".
+    For example "8 GPUs at 24.00 per hour, 1 year, utilization 40 %". The commitment is that of the
+    price file, if it has one.
     """
     if result.gpus_paid is None:
         return ""
@@ -345,6 +346,8 @@ def _describe_machine_hour(result: PricedResult) -> str:
     cost_per_hour = sum(result.hourly_cost_parts.values(), Decimal(0))
     gpus = f"{float(result.gpus_paid):,g} GPUs"
     text = f"{gpus} at {format_money(cost_per_hour)} per hour"
+    if result.price.commitment:
+        text += f", {result.price.commitment}"
     if result.utilization == 1:
         return text
 
@@ -352,10 +355,38 @@ def _describe_machine_hour(result: PricedResult) -> str:
 
 
 def describe_prices(comparison: CostComparison) -> str:
-    """Return the currency, the price file and the exchange rates that were used."""
+    """Return the currency, the price file and the exchange rates of the prices that were used."""
     prices = comparison.prices
-    exchanged = f" Exchange rates: {'; '.join(prices.exchanged)}." if prices.exchanged else ""
-    return f"Amounts in {prices.currency}, prices from {prices.file}.{exchanged}"
+    rates = list_used_exchange_rates(comparison)
+    exchange = f" Exchange rates: {'; '.join(rates)}." if rates else ""
+    brackets = _explain_brackets(comparison)
+    return f"Amounts in {prices.currency}{brackets}, prices from {prices.file}.{exchange}"
+
+
+def list_used_exchange_rates(comparison: CostComparison) -> list[str]:
+    """Return the exchange rates of the prices that results have, as text."""
+    return comparison.prices.list_exchange_rates(result.price for result in comparison.results)
+
+
+def _explain_brackets(comparison: CostComparison) -> str:
+    """Return what the brackets behind amounts are, such as " (95 % CI in brackets)".
+
+    Return "" if no cost has an interval.
+    """
+    confidences = {
+        result.basis.confidence
+        for result in comparison.results
+        if result.basis.confidence is not None and has_intervals(result)
+    }
+    if not confidences:
+        return ""
+    percentages = " or ".join(f"{confidence * 100:g} %" for confidence in sorted(confidences))
+    return f" ({percentages} CI in brackets)"
+
+
+def has_intervals(result: PricedResult) -> bool:
+    """Return True if a cost of a result has an interval that is wider than a point."""
+    return any(cost is not None and _has_interval(cost) for cost in result.costs.values())
 
 
 def describe_result_price(result: PricedResult) -> str:
@@ -488,15 +519,27 @@ def describe_basis_and_caveats(result: PricedResult) -> str:
     """Return a short label that qualifies every cost of a result.
 
     It says how the rate was obtained and what makes it unreliable. For example "capacity,
-    simulated", or "at this load, SLO missed".
+    simulated", or "at this load, 20 req/s, SLO missed".
     """
     return ", ".join([_describe_basis(result), *_list_caveats(result)])
 
 
 def _describe_basis(result: PricedResult) -> str:
-    """Return how the rate of a result was obtained, for example "capacity, simulated"."""
+    """Return how the rate of a result was obtained, for example "capacity, simulated".
+
+    A load that the user chose is named with the rate of completed requests that the cost is
+    computed with.
+    """
     label = result.basis.label
+    rate = result.basis.rates[REQUEST]
+    if is_at_chosen_load(result) and rate:
+        label += f", {format.quantity(float(rate))} req/s"
     return f"{label}, simulated" if result.evidence.is_simulated else label
+
+
+def is_at_chosen_load(result: PricedResult) -> bool:
+    """Return True if the machines ran at a load that the user chose, so they may serve more."""
+    return any(note.code == "own_load" for note in result.note_codes)
 
 
 def _list_caveats(result: PricedResult) -> list[str]:
@@ -773,23 +816,49 @@ def _format_quantity(value: Decimal | None) -> str:
 
 def ratio_heading(comparison: CostComparison) -> str:
     """Return the heading above the ratios of costs, such as "Ratio of cost per good request"."""
+    return f"Ratio of cost per {_get_singular_noun(comparison)}"
+
+
+def _get_singular_noun(comparison: CostComparison) -> str:
+    """Return what the compared cost is per, such as "good request"."""
     name_of_thousand = PRINTED_UNITS[comparison.unit].name  # such as "1,000 good requests"
-    noun = name_of_thousand.removeprefix("1,000 ").removesuffix("s")
-    return f"Ratio of cost per {noun}"
+    return name_of_thousand.removeprefix("1,000 ").removesuffix("s")
 
 
-def describe_ratio(ratio: CostRatio) -> str:
-    """Return which result is cheaper and the ratio of the costs, or why they are not compared."""
+def describe_ratio(comparison: CostComparison, ratio: CostRatio) -> str:
+    """Return which result is cheaper and the ratio of the costs, or why they are not compared.
+
+    For example: "a vs. b: a is cheaper. a costs 0.8571 times as much as b per good request".
+    """
     pair = f"{ratio.a} vs. {ratio.b}"
     notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
     if ratio.ratio is None:
         return f"{pair}: {ratio.judgment} ({'; '.join(ratio.differences)}){notes}"
 
-    interval = ""
-    if ratio.low is not None:
-        interval = f" [{format_money(ratio.low)}, {format_money(ratio.high)}]"
+    noun = _get_singular_noun(comparison)
+    factor = format_money(ratio.ratio)
+    interval = _format_ratio_interval(comparison, ratio)
+    return (
+        f"{pair}: {ratio.judgment}. {ratio.a} costs {factor} times as much as {ratio.b} per {noun}"
+        f"{interval}{notes}"
+    )
 
-    return f"{pair}: {ratio.judgment}. Cost ratio {format_money(ratio.ratio)}{interval}{notes}"
+
+def _format_ratio_interval(comparison: CostComparison, ratio: CostRatio) -> str:
+    """Return the interval of a ratio, such as " (95 % CI 0.7986 to 0.9200)".
+
+    Return "" if it is not known, or if the ratio is exact.
+    """
+    confidences = [
+        result.basis.confidence
+        for result in comparison.results
+        if result.name in (ratio.a, ratio.b) and result.basis.confidence is not None
+    ]
+    low = format_money(ratio.low)
+    high = format_money(ratio.high)
+    if not confidences or ratio.low is None or low == high:
+        return ""
+    return f" ({confidences[0] * 100:g} % CI {low} to {high})"
 
 
 def build_sensitivity_table(comparison: CostComparison) -> Table:

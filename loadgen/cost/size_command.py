@@ -229,7 +229,8 @@ def size(
     )
     sized = sizer.size_all(sources)
     workload = sized[0].size.source.workload
-    remarks = [] if price_list is None else _list_price_remarks(price_list)
+    used_prices = [source.size.price for source in sized if source.size.price is not None]
+    remarks = [] if price_list is None else _list_price_remarks(price_list, used_prices)
     result = Sizing(
         currency=currency,
         demand=demand,
@@ -406,13 +407,17 @@ class _Sizer:
         return find_source_price(prices, target, self._price_names.get(source, ""), source)
 
 
-def _list_price_remarks(prices: Prices) -> list[str]:
-    """Return the sentences on a price file that qualify every amount of the result."""
+def _list_price_remarks(prices: Prices, used_prices: Sequence[Price]) -> list[str]:
+    """Return the sentences on a price file that qualify every amount of the result.
+
+    Only exchange rates that a used price was converted with are named.
+    """
     remarks = []
     if prices.sample:
         remarks.append(f"SAMPLE PRICES: examples, not an offer. {prices.notes}")
-    if prices.exchanged:
-        remarks.append(f"Exchange rates: {'; '.join(prices.exchanged)}")
+    exchange_rates = prices.list_exchange_rates(used_prices)
+    if exchange_rates:
+        remarks.append(f"Exchange rates: {'; '.join(exchange_rates)}")
     return remarks
 
 

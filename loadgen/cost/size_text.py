@@ -11,10 +11,11 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from loadgen.core import format
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.cost.cost_text import compare_owned_and_rented
 from loadgen.cost.size_result import SizedSource, Sizing
 from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Demand
-from loadgen.pricing.estimate import Estimate, format_interval
+from loadgen.pricing.estimate import Estimate, describe_interval, format_interval
 from loadgen.pricing.reasons import render_notes
 from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
@@ -39,6 +40,7 @@ DIFFERENT_SLOS = (
     "The sources were measured under different SLOs (see below), so they are not comparable."
 )
 HOURS_PAID = f"Machines are paid for all {HOURS_PER_MONTH} hours of a month."
+BRACKETS = "95 % CI in brackets"
 SERVING_COLOR = "c1"
 SPARE_COLOR = "c6"
 SERVING = "serve the load"
@@ -108,7 +110,11 @@ def _build_brief_sections(sizing: Sizing) -> Iterator[Section]:
 
 
 def _list_brief_facts(size: SizedSource, demand: Demand) -> Iterator[tuple[str, str]]:
-    """Yield the utilization of the machines and what one of them can serve, as label and text."""
+    """Yield the utilization, the capacity, the demand, the SLO and the model error of a source.
+
+    Each is a label and a text. The SLO is that of the measurement, and only the capacity of a
+    simulated server has a model error.
+    """
     if size.serving_machines is not None:
         utilization = _format_utilization(size)
         if demand.spare_machines:
@@ -120,9 +126,41 @@ def _list_brief_facts(size: SizedSource, demand: Demand) -> Iterator[tuple[str, 
 
         yield "Utilization", utilization
 
-    noun = size.source.interaction_noun
-    yield "Per machine", f"{_format_machine_rate(size)} {noun}/s at capacity"
-    yield "Demand", f"{format.quantity(size.demand_per_s)} {noun}/s"
+    yield "Per machine", _describe_machine_rate(size)
+    yield "Demand", _describe_demand_rate(size, demand)
+    if size.slo:
+        yield "SLO", size.slo
+
+    for note in size.note_codes:
+        if note.code == "model_error":
+            yield "Model error", _describe_model_error(note)
+
+
+def _describe_machine_rate(size: SizedSource) -> str:
+    """Return the capacity of a machine, such as "113 (95 % CI 112 to 117) requests/s"."""
+    rate = size.machine_rate
+    prefix = "at least " if size.source.is_lower_bound else ""
+    text = describe_interval(rate.mid, rate.low, rate.high)
+    return f"{prefix}{text} {size.source.interaction_noun}/s at capacity"
+
+
+def _describe_demand_rate(size: SizedSource, demand: Demand) -> str:
+    """Return the demand as a rate, and how it follows from the number of users.
+
+    For example "102 requests/s: 5,000 users / (19.1 s latency + 30 s think time)".
+    """
+    rate = f"{format.quantity(size.demand_per_s)} {size.source.interaction_noun}/s"
+    if demand.users is None or not size.response_s:
+        return rate
+    cycle = f"{format.duration(size.response_s)} latency + {demand.think_s:g} s think time"
+    return f"{rate}: {format.counted(demand.users, 'user')} / ({cycle})"
+
+
+def _describe_model_error(note: ReasonCode) -> str:
+    """Return the error of the performance model, and the machines that it may require."""
+    slower = f"{note.values['slower_percent']:g} %"
+    machines = format.counted(note.values["machines"], "machine")
+    return f"{note.values['error']}, not in the interval; {machines} if each is {slower} slower"
 
 
 def _describe_cheapest(sizing: Sizing) -> str:
@@ -208,8 +246,8 @@ def describe_machines_and_cost(size: SizedSource, demand: Demand, currency: str)
 
     cost = ""
     if size.cost_per_month is not None and size.cost_per_thousand is not None:
-        per_month = _format_whole_amount(size.cost_per_month)
-        per_thousand = _format_small_amount(size.cost_per_thousand)
+        per_month = _describe_amount(size.cost_per_month, _format_whole)
+        per_thousand = _describe_amount(size.cost_per_thousand, _format_small)
         noun = size.source.interaction_noun
         cost = f": {currency} {per_month} per month, {per_thousand} per 1,000 {noun}"
 
@@ -374,10 +412,15 @@ def _list_shown_rows(sizing: Sizing) -> list[_Row]:
 
 
 def _build_source_table(sizing: Sizing, rows: Sequence[_Row]) -> Table:
-    """Return a table with a column for each source."""
+    """Return a table with a column for each source.
+
+    Its heading explains the brackets of intervals, if there are any.
+    """
+    cells = [(row.name, *map(row.text_of, sizing.sizes)) for row in rows]
+    has_intervals = any("[" in text for _name, *texts in cells for text in texts)
     return Table(
-        ("", *(size.source.name for size in sizing.sizes)),
-        [(row.name, *map(row.text_of, sizing.sizes)) for row in rows],
+        (BRACKETS if has_intervals else "", *(size.source.name for size in sizing.sizes)),
+        cells,
         wrap_columns=True,
     )
 
@@ -486,9 +529,17 @@ def _format_small_amount(amount: Estimate[Decimal] | None) -> str:
     """Return a small amount of money with its interval, in significant digits."""
     if amount is None:
         return format.NONE
-    return format_interval(
-        amount.mid, amount.low, amount.high, lambda value: format.quantity(float(value))
-    )
+    return format_interval(amount.mid, amount.low, amount.high, _format_small)
+
+
+def _describe_amount(amount: Estimate[Decimal], format_number: Callable[[Decimal], str]) -> str:
+    """Return an amount of money with its interval for a sentence."""
+    return describe_interval(amount.mid, amount.low, amount.high, format_number)
+
+
+def _format_small(value: Decimal) -> str:
+    """Return a small number in significant digits."""
+    return format.quantity(float(value))
 
 
 def _format_whole(value: float | Decimal) -> str:

@@ -63,3 +63,20 @@ def format_interval(
     if low is None or high is None or format_number(low) == format_number(high):
         return format_number(mid)
     return f"{format_number(mid)} [{format_number(low)}, {format_number(high)}]"
+
+
+def describe_interval(
+    mid: float | Decimal,
+    low: float | Decimal | None,
+    high: float | Decimal | None,
+    format_number: Callable[[Any], str] = format.quantity,
+) -> str:
+    """Return a value and its interval for a sentence, such as "4.57 (95 % CI 4.41 to 4.80)".
+
+    The interval is left out if it is not known or if its ends print as the same text.
+    """
+    if low is None or high is None or format_number(low) == format_number(high):
+        return format_number(mid)
+    confidence = f"{CONFIDENCE * 100:g} %"
+    interval = f"{confidence} CI {format_number(low)} to {format_number(high)}"
+    return f"{format_number(mid)} ({interval})"

@@ -169,9 +169,13 @@ def parse_prices(
     entries: list[Price] = []
 
     locations: dict[str, str] = {}
+    exchange_rate_by_price: dict[str, str] = {}
     for located, name in zip(conversion.prices, names, strict=True):
         entries.append(_replace_fields(located.price, name=name))
         locations[name] = str(errors.locate(located.key_path))
+        rate_text = conversion.rate_text_by_key_path.get(located.key_path)
+        if rate_text is not None:
+            exchange_rate_by_price[name] = rate_text
 
     return Prices(
         file=label,
@@ -180,7 +184,8 @@ def parse_prices(
         notes=" ".join(document.notes.split()),
         entries=tuple(entries),
         locations=locations,
-        exchanged=conversion.rate_texts,
+        exchanged=tuple(dict.fromkeys(conversion.rate_text_by_key_path.values())),
+        exchange_rate_by_price=exchange_rate_by_price,
     )
 
 
@@ -508,10 +513,15 @@ def _check_energy(
 
 
 class _Conversion(NamedTuple):
-    """Prices in one currency, and the exchange rates that they were converted with, as text."""
+    """Prices in one currency, and the exchange rates that they were converted with.
+
+    Attributes:
+        prices: The prices.
+        rate_text_by_key_path: The exchange rate of each converted price, as text.
+    """
 
     prices: list[LocatedPrice]
-    rate_texts: tuple[str, ...]
+    rate_text_by_key_path: dict[tuple[str, int], str]
 
 
 def _convert_prices(
@@ -528,7 +538,7 @@ def _convert_prices(
     exchange_rates = _collect_exchange_rates(document, errors)
     converted: list[LocatedPrice] = []
 
-    rate_texts: list[str] = []
+    rate_text_by_key_path: dict[tuple[str, int], str] = {}
     for located in located_prices:
         price_currency = located.price.currency or document.currency
         if price_currency == currency:
@@ -546,15 +556,14 @@ def _convert_prices(
             )
             continue
 
-        rate_texts.append(
+        rate_text_by_key_path[located.key_path] = (
             f"1 {price_currency} = {exchange.rate} {currency} "
             f"(as of {exchange.as_of}, {exchange.source})"
         )
         converted_price = _multiply_amounts(located.price, exchange.rate)
         converted.append(LocatedPrice(located.key_path, converted_price))
 
-    unique_rate_texts = tuple(dict.fromkeys(rate_texts))
-    return _Conversion(converted, unique_rate_texts)
+    return _Conversion(converted, rate_text_by_key_path)
 
 
 def _collect_exchange_rates(

@@ -6,7 +6,7 @@ reads and checks a file as a whole, and `unit_cost.py` computes costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -333,7 +333,9 @@ class Prices(Struct, frozen=True, kw_only=True):
         notes: Text to show beside every cost.
         entries: The prices.
         locations: Where each price stands (file:line:column), by the name of the price.
-        exchanged: The exchange rates that were used, as text.
+        exchanged: The exchange rates that were used to convert any price of the file, as text.
+        exchange_rate_by_price: The exchange rate that a price was converted with, as text, by the
+            name of the price. Prices that were not converted are left out.
     """
 
     file: str
@@ -343,6 +345,12 @@ class Prices(Struct, frozen=True, kw_only=True):
     entries: tuple[Price, ...]
     locations: Mapping[str, str]
     exchanged: tuple[str, ...]
+    exchange_rate_by_price: Mapping[str, str] = {}
+
+    def list_exchange_rates(self, used_prices: Iterable[Price]) -> list[str]:
+        """Return the exchange rates that the used prices were converted with, each once."""
+        rates = [self.exchange_rate_by_price.get(price.name, "") for price in used_prices]
+        return [rate for rate in dict.fromkeys(rates) if rate]
 
 
 def find_prices(

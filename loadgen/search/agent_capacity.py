@@ -71,8 +71,8 @@ class StoredAgentSearch(
     agents: AgentCapacity
 
 
-def tier_objectives(tier: str) -> tuple[str, str]:
-    """Return the terms of --slo that a tier, a pair of limits, stands for.
+class TierLimits(NamedTuple):
+    """The limits that a tier stands for.
 
     The tier "20:10s" has two limits:
 
@@ -80,6 +80,18 @@ def tier_objectives(tier: str) -> tuple[str, str]:
       request is 1 / TPOT. So the slowest quarter of the speeds is the highest quarter of TPOT, and
       the 75th percentile of TPOT is at most 50 ms.
     - The 95th percentile of TTFT is at most 10 s.
+
+    Attributes:
+        lowest_tokens_per_s: The lowest output speed of a request.
+        longest_ttft: The longest TTFT as it was typed, such as "10s".
+    """
+
+    lowest_tokens_per_s: float
+    longest_ttft: str
+
+
+def parse_tier(tier: str) -> TierLimits:
+    """Return the limits of a tier.
 
     Raises:
         UserError: The text is not a tier.
@@ -96,8 +108,18 @@ def tier_objectives(tier: str) -> tuple[str, str]:
     except units.InvalidValueError as error:
         raise UserError(error.code, f"{tier!r} {error}", option, TIER_HINT) from None
 
-    longest_tpot_ms = MS_PER_S / lowest_tokens_per_s
-    return (f"ttft:{longest_ttft}:p95", f"tpot:{longest_tpot_ms:.6f}ms:p75")
+    return TierLimits(lowest_tokens_per_s, longest_ttft)
+
+
+def tier_objectives(tier: str) -> tuple[str, str]:
+    """Return the terms of --slo that a tier stands for.
+
+    Raises:
+        UserError: The text is not a tier.
+    """
+    limits = parse_tier(tier)
+    longest_tpot_ms = MS_PER_S / limits.lowest_tokens_per_s
+    return (f"ttft:{limits.longest_ttft}:p95", f"tpot:{longest_tpot_ms:.6f}ms:p75")
 
 
 def counts_sessions(plan: ExperimentPlan) -> bool:

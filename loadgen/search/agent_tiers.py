@@ -7,7 +7,7 @@ tier-20-10s/, ...   the search at one tier, in the layout of `loadgen search`
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,14 +15,21 @@ import msgspec
 from loadgen.cli.resume import arguments_to_type_again
 from loadgen.core import format
 from loadgen.core.errors import UserError, missing_result
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.json_files import decode_json
 from loadgen.repeated.capacity import State
 from loadgen.runs.kind import stored_summaries
+from loadgen.runs.slo_text import judge_objectives
 from loadgen.search import capacity_files, experiment
 from loadgen.search.agent_capacity import AgentCapacity, find_agent_capacity, tier_objectives
 from loadgen.search.experiment import StoredSearch
-from loadgen.search.search_results import capacity_and_state, exit_code, find_best_trial
+from loadgen.search.search_results import (
+    TrialResult,
+    capacity_and_state,
+    exit_code,
+    find_best_trial,
+)
 
 SCHEMA = 1
 TIERS_FILE = "tiers.json"
@@ -76,6 +83,23 @@ class StoredTiers(msgspec.Struct, frozen=True, kw_only=True):
     resume_command: str = ""
 
 
+class DescribedTiers(StoredTiers, frozen=True, kw_only=True):
+    """The content of `tiers.json` and what a report shows in addition, read from the searches.
+
+    Attributes:
+        model: The model that was measured. "" if it is not known.
+        limited_by: The objectives that the lowest failed load of a tier missed, such as "TPOT p75
+            at most 50 ms", by the tier. Tiers of which they are not known are left out.
+    """
+
+    model: str = ""
+    limited_by: dict[str, tuple[str, ...]] = {}
+
+    def to_stored(self) -> StoredTiers:
+        """Return the content of `tiers.json`, without the additions."""
+        return StoredTiers(**{name: getattr(self, name) for name in StoredTiers.__struct_fields__})
+
+
 def name_tier_folder(tier: str) -> str:
     """Return the name of the folder of a search at a tier: "tier-20-10s" for "20:10s"."""
     return f"tier-{tier.strip().replace(':', '-')}"
@@ -124,6 +148,53 @@ def read_tiers(output_dir: Path) -> StoredTiers:
     )
     _check_folder_names(stored, path)
     return update_tiers(output_dir, stored)
+
+
+def load_described_tiers(output_dir: Path) -> DescribedTiers:
+    """Return the tiers of a folder as `read_tiers` does, with what a report shows in addition.
+
+    Raises:
+        UserError: There is no `tiers.json`, or a file is damaged.
+    """
+    return describe_tiers(output_dir, read_tiers(output_dir))
+
+
+def describe_tiers(output_dir: Path, stored: StoredTiers) -> DescribedTiers:
+    """Return tiers with the model and with what limited each of them, read from their trials."""
+    models: list[str] = []
+    limited_by: dict[str, tuple[str, ...]] = {}
+    for result in stored.tiers:
+        search_dir = output_dir / result.folder
+        search = _read_search(search_dir)
+        if search is None:
+            continue
+
+        run_dirs = [search_dir / trial.run_name for trial in search.trials]
+        summaries = dict(stored_summaries(search_dir, run_dirs))
+        models += [summary.target.model for summary in summaries.values()]
+        limits = _find_missed_objectives(search.trials, summaries)
+        if limits:
+            limited_by[result.tier] = tuple(limits)
+
+    fields = {name: getattr(stored, name) for name in StoredTiers.__struct_fields__}
+    model = models[0] if models else ""
+    return DescribedTiers(**fields, model=model, limited_by=limited_by)
+
+
+def _find_missed_objectives(
+    trials: Sequence[TrialResult], summaries: Mapping[str, Summary]
+) -> list[str]:
+    """Return the objectives that the failed trial with the lowest load missed.
+
+    A trial that was stopped before it could judge any objective is passed over.
+    """
+    failed_trials = [trial for trial in trials if trial.has_failed and trial.run_name in summaries]
+    for trial in sorted(failed_trials, key=lambda trial: trial.load):
+        objectives = judge_objectives(summaries[trial.run_name])
+        missed = [name for name, is_met in objectives if is_met is False]
+        if missed:
+            return missed
+    return []
 
 
 def _check_folder_names(stored: StoredTiers, path: Path) -> None:

@@ -9,7 +9,7 @@ from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.result_kinds import ListRow, ResultFunctions
 from loadgen.search import agent_tiers, agent_tiers_text
-from loadgen.search.agent_tiers import StoredTiers
+from loadgen.search.agent_tiers import DescribedTiers, StoredTiers
 
 
 def code(stored: StoredTiers, _strict: bool) -> int:
@@ -24,7 +24,7 @@ def code(stored: StoredTiers, _strict: bool) -> int:
 def list_row(output_dir: Path) -> ListRow:
     """Return the row of searches at several tiers in the list of results.
 
-    Its outcome is the number of sessions at each tier: "Sessions: 124 at 20:10s, 64 at 50:5s".
+    Its outcome is the number of sessions at each tier.
     """
     stored = agent_tiers.read_tiers(output_dir)
     return ListRow(
@@ -51,11 +51,16 @@ def compare_side(output_dir: Path) -> NoReturn:
     )
 
 
+def document(described: DescribedTiers) -> bytes:
+    """Return the content of `tiers.json`, which `report --json` prints."""
+    return format.document(described.to_stored())
+
+
 FUNCTIONS = ResultFunctions(
-    load=agent_tiers.read_tiers,
+    load=agent_tiers.load_described_tiers,
     headline=agent_tiers_text.describe_tiers,
     report=agent_tiers_text.create_report,
-    document=format.document,
+    document=document,
     code=code,
     list_row=list_row,
     compare_side=compare_side,

@@ -243,7 +243,8 @@ def _print_result(output_dir: Path, stored: StoredTiers, *, as_json: bool, full:
     if as_json:
         sys.stdout.write(format.document(stored).decode())
         return
-    print_report(agent_tiers_text.create_report(stored), full=full)
+    described = agent_tiers.describe_tiers(output_dir, stored)
+    print_report(agent_tiers_text.create_report(described), full=full)
     folder = shlex.quote(str(output_dir))
     first_search = shlex.quote(str(output_dir / stored.tiers[0].folder))
     print_status(f"Results: {folder}. Details of a tier: loadgen report {first_search}")

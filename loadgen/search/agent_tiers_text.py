@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from loadgen.core import format
+from loadgen.core import format, units
 from loadgen.render.section import (
     Paragraph,
     Quoted,
@@ -15,10 +15,14 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
-from loadgen.search.agent_capacity import AgentCapacity
-from loadgen.search.agent_tiers import StoredTiers, TierResult
+from loadgen.search.agent_capacity import AgentCapacity, TierLimits, parse_tier
+from loadgen.search.agent_tiers import DescribedTiers, StoredTiers, TierResult
 
 UNKNOWN = "-"
+SPEED_COLUMN = "speed p25"
+TTFT_COLUMN = "TTFT p95"
+COLUMN_BY_METRIC = {"TPOT": SPEED_COLUMN, "TTFT": TTFT_COLUMN}
+"""The column of a limit by the metric of its objective. The speed of a request is 1 / TPOT."""
 
 
 class DivisionColumn(NamedTuple):
@@ -60,23 +64,30 @@ def describe_sessions(result: TierResult) -> str:
 
 
 def describe_tiers(stored: StoredTiers) -> str:
-    """Return the result in one sentence: "SIMULATED: Sessions: 124 at 20:10s, 64 at 50:5s."."""
+    """Return the result in one sentence, after "SIMULATED: " if it is so."""
     prefix = "SIMULATED: " if stored.simulated else ""
     return f"{prefix}{list_sessions(stored)}."
 
 
 def list_sessions(stored: StoredTiers) -> str:
-    """Return the sessions at all tiers, for example "Sessions: 124 at 20:10s, 64 at 50:5s"."""
-    sessions = [f"{describe_sessions(result)} at {result.tier}" for result in stored.tiers]
-    return f"Sessions: {', '.join(sessions)}"
+    """Return the sessions at all tiers.
+
+    For example "Sessions: 124 at 20 tok/s and TTFT 10 s, 64 at 50 tok/s and TTFT 5 s".
+    """
+    texts = []
+    for result in stored.tiers:
+        limits = parse_tier(result.tier)
+        tier = f"{limits.lowest_tokens_per_s:g} tok/s and TTFT {_format_ttft(limits)}"
+        texts.append(f"{describe_sessions(result)} at {tier}")
+    return f"Sessions: {', '.join(texts)}"
 
 
-def create_report(stored: StoredTiers) -> Report:
+def create_report(stored: DescribedTiers) -> Report:
     """Return the report: a table of the tiers, their folders, and the command that continues.
 
     The brief form for a terminal has no table of the folders.
     """
-    title = f"Agents per tier: {stored.workload} on {stored.target}"
+    title = f"Agents per tier: {stored.workload} on {stored.target}{_describe_system(stored)}"
     tier_table = build_tier_table(stored)
     resume_sections = list(_list_resume_sections(stored))
     full_sections = [
@@ -102,10 +113,23 @@ def create_report(stored: StoredTiers) -> Report:
     )
 
 
-def build_tier_table(stored: StoredTiers) -> Table:
-    """Return the table of the tiers, with their sessions in total and per accelerator or megawatt.
+def _describe_system(stored: DescribedTiers) -> str:
+    """Return the model and the number of GPUs, such as " (llama-2-70b, 4 GPUs)", or ""."""
+    gpu_counts = [
+        result.agents.accelerators
+        for result in stored.tiers
+        if result.agents is not None and result.agents.accelerators is not None
+    ]
+    gpus = format.counted(gpu_counts[0], "GPU") if gpu_counts else ""
+    details = ", ".join(filter(None, (stored.model, gpus)))
+    return f" ({details})" if details else ""
 
-    A column of which no tier has a value is left out.
+
+def build_tier_table(stored: DescribedTiers) -> Table:
+    """Return the table of the tiers: their limits, their sessions and what limited them.
+
+    A column of which no tier has a value is left out. The sessions are in total, per accelerator
+    and per megawatt.
     """
     columns = [
         column
@@ -114,11 +138,39 @@ def build_tier_table(stored: StoredTiers) -> Table:
     ]
     rows = []
     for result in stored.tiers:
+        limits = parse_tier(result.tier)
         values = [_format_value(column.value_at(result)) for column in columns]
-        rows.append((result.tier, describe_sessions(result), *values))
+        row = [
+            f"at least {limits.lowest_tokens_per_s:g} tok/s",
+            f"at most {_format_ttft(limits)}",
+            describe_sessions(result),
+            *values,
+        ]
+        if stored.limited_by:
+            row.append(_describe_limit(stored.limited_by.get(result.tier, ())))
+        rows.append(tuple(row))
 
-    head = ("tier", "sessions", *[column.name for column in columns])
+    limit_column = ["limited by"] if stored.limited_by else []
+    column_names = [column.name for column in columns]
+    head = (SPEED_COLUMN, TTFT_COLUMN, "sessions", *column_names, *limit_column)
     return Table(head, rows)
+
+
+def _format_ttft(limits: TierLimits) -> str:
+    """Return the longest TTFT of a tier, such as "10 s"."""
+    return f"{units.duration_ns(limits.longest_ttft) / units.NS_PER_S:g} s"
+
+
+def _describe_limit(missed_objectives: Sequence[str]) -> str:
+    """Return the columns whose limits were missed, such as "speed p25", or "-".
+
+    An objective without a column, which a tier does not have, is named itself.
+    """
+    names = []
+    for objective in missed_objectives:
+        metric = objective.partition(" ")[0]
+        names.append(COLUMN_BY_METRIC.get(metric, objective))
+    return ", ".join(names) or UNKNOWN
 
 
 def _format_value(value: float | None) -> str:

@@ -127,6 +127,50 @@ def test_one_run_on_each_side_may_differ_but_is_never_better_or_worse() -> None:
     assert "--repeat 3" in comparison.compare([alone, far]).scope
 
 
+def test_the_headline_groups_metrics_of_single_runs_by_direction() -> None:
+    result = comparison.compare([side("a", rows(11, 1000)), side("b", slower(rows(12, 1000), 1.3))])
+    sentence = compared.summarize_differences(result, "b")
+    _, _, higher = sentence.partition("higher in ")
+    assert "TPOT p50" in higher.partition(")")[0]
+
+    result = comparison.compare([side("b", slower(rows(12, 1000), 1.3)), side("a", rows(11, 1000))])
+    sentence = compared.summarize_differences(result, "a")
+    _, _, lower = sentence.partition("lower in ")
+    assert "TPOT p50" in lower.partition(")")[0]
+
+
+def test_the_headline_names_an_outcome_as_the_table_does() -> None:
+    """In the headline and in each row, for example "equivalent"."""
+    result = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
+    count = sum(difference.outcome == "equivalent" for difference in result.differences)
+    assert count > 0
+
+    printed = as_text.render(compared.build_report(result), full=False)
+    assert f"equivalent in {count} metric" in printed
+    assert printed.count("equivalent (") == count
+    assert "no significant difference" not in printed
+
+
+def test_the_brief_text_names_in_what_the_sides_differ() -> None:
+    names = ("a", "b")
+    facts = [
+        SideFacts(name=name, workload="qa", load="poisson 20/s", url=f"http://{name}:8000")
+        for name in names
+    ]
+    result = comparison.compare([side("a", rows(11, 300)), side("b", rows(12, 300))])
+    result = msgspec.structs.replace(result, facts=tuple(facts))
+    printed = " ".join(as_text.render(compared.build_report(result), full=False).split())
+    assert "workload and load: qa, poisson 20/s." in printed
+    assert "URL: http://a:8000 (a), http://b:8000 (b)." in printed
+
+    facts[1] = msgspec.structs.replace(facts[1], load="poisson 30/s")
+    result = msgspec.structs.replace(result, facts=tuple(facts))
+    assert "load: poisson 20/s (a), poisson 30/s (b)." in compared.describe_sides(result)
+
+    long_facts = [msgspec.structs.replace(fact, url=fact.url * 20) for fact in facts]
+    assert not compared.describe_sides(msgspec.structs.replace(result, facts=tuple(long_facts)))
+
+
 def test_variation_between_server_starts_is_rarely_taken_for_a_difference() -> None:
     """Repeats whose starts vary by 5 % give at most 7 false differences in 100 pairs."""
     draw = np.random.default_rng(8)

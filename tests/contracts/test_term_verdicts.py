@@ -19,7 +19,7 @@ from loadgen.contracts.load_checks import LoadLength
 from loadgen.contracts.page_sections import PageInputs
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.sample_sizes import compute_requests_without_miss
-from loadgen.contracts.schema import Contract, parse_contract
+from loadgen.contracts.schema import Contract, Requirement, parse_contract
 from loadgen.contracts.verdict import (
     FAIL,
     INCONCLUSIVE,
@@ -39,6 +39,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.render import html
+from loadgen.render import text as as_text
 from loadgen.render.section import Paragraph, Table
 
 Records = NDArray[np.void]
@@ -799,8 +800,51 @@ def test_the_interval_of_each_term_names_the_confidence_of_its_analysis(
     _, table_section, _ = sections.build_brief_sections(validation, Paragraph(""))
     (table,) = table_section.parts
     assert isinstance(table, Table)
-    index = table.head.index(column)
-    assert tuple(row[index] for row in table.rows) == cells
+    assert table.head[-2:] == (column, "term")
+    assert tuple(row[-2] for row in table.rows) == cells
+
+
+def passed_level(*requirements: Requirement) -> LevelVerdict:
+    """Return a level with a passed term of each requirement, which covers 12 minutes."""
+    terms = tuple(
+        TermVerdict(
+            term="ttft",
+            level="load",
+            requirement=requirement,
+            verdict="PASS",
+            reason="",
+            code="kept",
+            horizon_s=720.0,
+        )
+        for requirement in requirements
+    )
+    return LevelVerdict(
+        name="load",
+        verdict="PASS",
+        workload="qa",
+        load="",
+        runs=(),
+        requests=1,
+        ok=1,
+        terms=terms,
+    )
+
+
+@pytest.mark.parametrize(("requirements", "has_note"), [(("must", "should"), 1), (("must",), 0)])
+def test_recommended_terms_are_explained_below_the_table(
+    requirements: tuple[Requirement, ...], has_note: int
+) -> None:
+    validation = replace(validation_with("PASS"), levels=(passed_level(*requirements),))
+    text = as_text.render(sections.build_report(validation), full=False)
+    assert text.count("(should):") == has_note
+    assert text.count("recommended") == has_note
+
+
+def test_a_pass_says_which_slowdowns_may_have_been_missed() -> None:
+    validation = replace(validation_with("PASS"), levels=(passed_level("must"),))
+    sentence = sections.describe_next_step(validation)
+    assert "less often than every 12 min" in sentence
+    assert "missed" in sentence and "longer load" in sentence
 
 
 @pytest.mark.parametrize(

@@ -1115,7 +1115,54 @@ def test_a_simulated_result_is_marked_first_and_at_its_numbers():
     simulated = priced(changed(GPUS, target={"simulated": True}), rent("60"), name="sim")
     text = printed(compare_costs([simulated], book(rent("60"))))
     assert text.startswith("SIMULATED: ")
-    assert "at this load, simulated" in text
+    assert f"at this load, {GPUS.load.steady_completed_rps:.1f} req/s, simulated" in text
+    assert "not the capacity" in brief(simulated)
+
+
+def brief(*results: PricedResult, entries: prices.Prices | None = None) -> str:
+    """Return what a terminal shows by default, in one line."""
+    cost_comparison = compare_costs(results, entries or book(rent("60")))
+    return " ".join(as_text.render(sections_of(cost_comparison), full=False).split())
+
+
+def test_a_cost_ratio_says_which_result_is_divided_by_which() -> None:
+    a = priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a")
+    b = priced(GPUS, rent("70"), capacity=knee(20, 19, 21), name="b")
+    text = brief(a, b)
+    assert "a costs 0.8571 times as much as b per good request" in text
+    assert "(95 % CI 0.79" in text and "0.8571 [" not in text
+    assert "95 % CI in brackets" in text
+
+
+def test_the_commitment_of_each_price_is_next_to_the_machines() -> None:
+    on_demand = priced(GPUS, rent("60", commitment="on demand"), name="a")
+    one_year = priced(GPUS, rent("50", commitment="1 year"), name="b")
+    text = brief(on_demand, one_year)
+    assert "60.00 per hour, on demand" in text
+    assert "50.00 per hour, 1 year" in text
+
+
+def test_only_exchange_rates_of_used_prices_are_printed() -> None:
+    dollars = "provider: P, shape: s1, gpu: G, gpus: 4, per_hour: 60, as_of: 2026-11-01, source: s"
+    euros = dollars.replace("s1", "s2") + ", currency: EUR"
+    exchange = "{from: EUR, to: USD, rate: 1.10, as_of: 2026-11-01, source: s}"
+    text = f"currency: USD\nexchange: [{exchange}]\nrented: [{{{dollars}}}, {{{euros}}}]"
+    entries = price_file.parse_prices(text, "prices.yaml", today=TODAY, env={})
+    assert len(entries.exchanged) == 1
+    in_dollars, in_euros = (
+        price_result(
+            Evidence(name="x", folder="x", summaries=(GPUS,)),
+            price,
+            "x",
+            "prices.yaml",
+            gpus=4,
+            utilization=Decimal(1),
+        )
+        for price in entries.entries
+    )
+
+    assert "1 EUR" not in brief(in_dollars, entries=entries)
+    assert "1 EUR = 1.1 USD" in brief(in_euros, entries=entries).replace("1.10", "1.1")
 
 
 def test_tables_of_many_offers_fit_the_terminal():

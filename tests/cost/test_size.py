@@ -848,3 +848,27 @@ def test_warnings_about_the_number_of_machines_precede_it(
 
     assert word in rendered_text
     assert rendered_text.index(word) < rendered_text.index("machines")
+
+
+def test_the_brief_size_explains_its_demand_interval_and_model_error() -> None:
+    demand = Demand(users=5000, think_s=30)
+    evidence = msgspec.structs.replace(
+        EVIDENCE,
+        summaries=tuple(
+            msgspec.structs.replace(
+                summary, target=msgspec.structs.replace(summary.target, simulated=True)
+            )
+            for summary in EVIDENCE.summaries
+        ),
+    )
+    sized = size_machines(SOURCE, demand, gpus_per_machine=4, price=None, evidence=evidence)
+    source = to_sized_source(sized, evidence, demand)
+    sizing = Sizing(currency="USD", demand=demand, sizes=(source,), workload="rag", created="")
+    text = as_text.render(create_report(sizing), full=False)
+
+    assert "20.0 (95 % CI 19.0 to 21.5) requests/s" in text
+    assert "5,000 users / (10.0 s latency + 30 s think time)" in text
+    assert "TTFT p9" in text
+    model_error = " ".join(text.partition("Model error")[2].split())
+    assert "5 to 25 %" in model_error and "10 machines" in model_error
+    assert len([line for line in text.splitlines() if line.strip()]) <= 8

@@ -20,7 +20,7 @@ from loadgen.core.errors import UserError
 from loadgen.render import text
 from loadgen.result_kinds import OpenedResult
 from loadgen.search import agent_tiers, agent_tiers_kind
-from loadgen.search.agent_tiers import StoredTiers, check_tiers, name_tier_folder
+from loadgen.search.agent_tiers import DescribedTiers, StoredTiers, check_tiers, name_tier_folder
 from loadgen.search.agent_tiers_text import build_tier_table, create_report
 from loadgen.ui.results_list import results_in
 
@@ -51,16 +51,20 @@ def copied(searched: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def load(folder: Path) -> StoredTiers:
+def load(folder: Path) -> DescribedTiers:
     result = loadgen.load(folder)
     assert isinstance(result, OpenedResult)
-    assert isinstance(result.value, StoredTiers)
+    assert isinstance(result.value, DescribedTiers)
     return result.value
 
 
 def test_the_table_has_the_result_of_the_search_at_each_tier(searched: Path) -> None:
-    rows = build_tier_table(load(searched)).rows
-    assert rows == [(EASY, "at least 8", "2.00", "1,000"), (HARD, "none", "-", "-")]
+    table = build_tier_table(load(searched))
+    assert table.rows == [
+        ("at least 10 tok/s", "at most 10 s", "at least 8", "2.00", "1,000", "-"),
+        ("at least 60 tok/s", "at most 5 s", "none", "-", "-", "speed p25"),
+    ]
+    assert table.head[:2] == ("speed p25", "TTFT p95") and table.head[-1] == "limited by"
 
     stored = [
         json.loads((searched / name_tier_folder(tier) / "search.json").read_bytes())["agents"]
@@ -71,8 +75,9 @@ def test_the_table_has_the_result_of_the_search_at_each_tier(searched: Path) -> 
 
 
 def test_the_report_of_tiers_has_few_lines_on_a_terminal(searched: Path) -> None:
-    lines = text.render(create_report(load(searched))).splitlines()
-    assert len(lines) <= MAX_LINES
+    printed = text.render(create_report(load(searched)))
+    assert len(printed.splitlines()) <= MAX_LINES
+    assert "llama" in printed and "4 GPUs" in printed
 
 
 def test_file_report_and_list_of_tiers_agree(
@@ -86,7 +91,7 @@ def test_file_report_and_list_of_tiers_agree(
 
     (listed,) = results_in(searched.parent)
     assert listed.kind == "tiers" and listed.simulated
-    assert "at least 8 at 10:10s" in listed.reported_outcome
+    assert "at least 8 at 10 tok/s and TTFT 10 s" in listed.reported_outcome
 
 
 def test_each_tier_is_stored_as_a_separate_search(searched: Path) -> None:
