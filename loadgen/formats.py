@@ -78,6 +78,11 @@ class FormatRow(msgspec.Struct, frozen=True):
         fits: Returns whether a file is a result of the tool. The first row that fits reads it.
         read: Reads a result.
         write: Writes a run of ours, for `export --as`.
+        simulated_mark: What in a written file says that the server was simulated, as
+            `loadgen export` names it, for example "column `simulated`". If empty, the file does not
+            say it, and `loadgen export` warns of that.
+        has_unmeasured_requests: Whether a written file also has the requests that are no part of
+            the metrics, such as those of a warm-up. `loadgen export` then names their stages.
         send: Sends a run (its directory, its summary, and --out if specified) to a service and
             returns its URL.
         trace: Returns the format of a trace by the object in its first line, or None for another
@@ -102,6 +107,8 @@ class FormatRow(msgspec.Struct, frozen=True):
     fits: Callable[[ToolFile], bool] | None = None
     read: Callable[[ToolFile], ForeignResult] | None = None
     write: Callable[[Summary, Stored], Written] | None = None
+    simulated_mark: str = ""
+    has_unmeasured_requests: bool = False
     send: Callable[[Path, Summary, Path | None], str] | None = None
     trace: Callable[[Mapping[str, Any]], TraceFormat | None] | None = None
     columns: tuple[str, ...] = ()
@@ -113,6 +120,10 @@ class FormatRow(msgspec.Struct, frozen=True):
     suffixes: tuple[str, ...] = ()
     begins: tuple[bytes, ...] = ()
     dataset: Callable[[Path], Iterator[LocatedRow]] | None = None
+
+
+_LOADGEN_FIELD = "field `loadgen`"
+"""The `simulated_mark` of the formats whose documents have this field."""
 
 
 def _load_rows() -> tuple[FormatRow, ...]:
@@ -162,6 +173,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             fits=tool_results.is_vllm,
             read=tool_results.read_vllm,
             write=export.export_vllm,
+            simulated_mark=_LOADGEN_FIELD,
         ),
         FormatRow(
             "aiperf",
@@ -173,8 +185,14 @@ def _load_rows() -> tuple[FormatRow, ...]:
             fits=tool_results.is_aiperf,
             read=tool_results.read_aiperf,
             write=export.export_aiperf,
+            simulated_mark=_LOADGEN_FIELD,
         ),
-        FormatRow("aiperf-records", "AIPerf", write=aiperf_records.write),
+        FormatRow(
+            "aiperf-records",
+            "AIPerf",
+            write=aiperf_records.write,
+            simulated_mark="field `loadgen` in its first line",
+        ),
         FormatRow(
             "guidellm",
             "GuideLLM",
@@ -186,6 +204,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             fits=tool_results.is_guidellm,
             read=tool_results.read_guidellm,
             write=export.export_guidellm,
+            simulated_mark=_LOADGEN_FIELD,
         ),
         FormatRow(
             "inference-perf",
@@ -197,6 +216,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             fits=tool_results.is_inference_perf,
             read=tool_results.read_inference_perf,
             write=export.export_inference_perf,
+            simulated_mark=_LOADGEN_FIELD,
         ),
         FormatRow(
             "genai-bench",
@@ -215,6 +235,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             fits=tool_results.is_endpoints,
             read=tool_results.read_endpoints,
             write=export_mlcommons.export_mlcommons,
+            simulated_mark=_LOADGEN_FIELD,
         ),
         FormatRow(
             "llm-d",
@@ -224,6 +245,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             fits=benchmark_report.fits,
             read=benchmark_report.read,
             write=benchmark_report.write,
+            simulated_mark="field `run.keywords`",
         ),
         # trackers
         FormatRow("mlflow", "MLflow", send=trackers.send_to_mlflow),
@@ -277,6 +299,8 @@ def _load_rows() -> tuple[FormatRow, ...]:
             suffixes=(".csv", ".tsv"),
             dataset=text_data_sets.read_csv,
             write=records_csv.write_csv,
+            simulated_mark="column `simulated`",
+            has_unmeasured_requests=True,
         ),
         FormatRow("json-list", begins=(b"[",), dataset=text_data_sets.read_json_list),
     )

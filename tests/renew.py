@@ -1,6 +1,6 @@
 """Write the generated files of the repository again: pages, schemas, examples and the oracle.
 
-    python tests/renew.py          takes about a minute
+    python tests/renew.py          takes one to two minutes
     python tests/renew.py --slow   also runs the commands of the guides, which takes minutes
 
 Tests check that these files are current. Run this after a change of a command, an option, a table

@@ -20,6 +20,8 @@ import parsed_modules
 import pytest
 from make_packages import FOLDERS, README, ROOT
 
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+
 HEAVY = {"openai", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "uvloop"}
 """Imported inside the function that needs them, so that `--help` is instant."""
 
@@ -275,9 +277,32 @@ def test_the_tables_of_packages_match_their_docstrings() -> None:
 
 
 def test_files_named_in_the_documents_exist() -> None:
-    for document in (ROOT / "README.md", README, *(ROOT / "docs").rglob("*.md")):
-        named = re.findall(
+    documents = (ROOT / "README.md", CONTRIBUTING, README, *(ROOT / "docs").rglob("*.md"))
+    for document in documents:
+        file_names = re.findall(
             r"`((?:loadgen|sdk|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text("utf-8")
         )
-        for file in named:
-            assert (ROOT / file).exists(), f"{document.name}: {file}"
+        for name in file_names:
+            assert (ROOT / name).exists(), f"{document.name}: {name}"
+
+
+def test_modules_and_tests_named_in_the_recipes_exist() -> None:
+    """CONTRIBUTING.md names modules from the package `loadgen` on, and tests by their function."""
+    text = CONTRIBUTING.read_text("utf-8")
+    module_paths = re.findall(r"`(?:python )?([\w./]+\.py)[^`]*`", text)
+    parents = (ROOT, FOLDERS["loadgen"])
+    missing_paths = {
+        path
+        for path in module_paths
+        if "/" in path and not any((parent / path).exists() for parent in parents)
+    }
+    assert missing_paths == set()
+
+    module_names = {file.name for package in FOLDERS.values() for file in package.rglob("*.py")}
+    assert {path for path in module_paths if "/" not in path} <= module_names
+
+    test_names = set(re.findall(r"`(test_\w+)`", text))
+    sources = [file.read_text("utf-8") for file in (ROOT / "tests").rglob("test_*.py")]
+    defined_names = set(re.findall(r"(?m)^(?:async )?def (test_\w+)\(", "\n".join(sources)))
+    assert test_names
+    assert test_names - defined_names == set()

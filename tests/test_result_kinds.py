@@ -79,7 +79,7 @@ KIND_BY_NAME = {
 
 @pytest.fixture(scope="module")
 def results_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a result of each kind, by its name in MADE."""
+    """Return a result of each kind, by its name in KIND_BY_NAME."""
     root = tmp_path_factory.mktemp("results")
     for name in ("raw", "sweep", "search", "contract", "mlperf"):
         repository_paths.unpack(name, root)

@@ -60,7 +60,12 @@ def write_result(summary, _stored):
     """Write a run as a result of Acme Bench. A statistic that is withheld is None."""
     ttft_ms = summary.ttft_ms.p50
     ttft_s = None if ttft_ms is None else ttft_ms / 1e3
-    return {"acme_bench": 1, "ttft_s": ttft_s, "requests": summary.requests.ok}
+    return {
+        "acme_bench": 1,
+        "ttft_s": ttft_s,
+        "requests": summary.requests.ok,
+        "simulated": summary.target.simulated,
+    }
 
 
 def trace_format(first):
@@ -87,6 +92,7 @@ FORMAT = FormatRow(
     fits=is_result,
     read=read_result,
     write=write_result,
+    simulated_mark="field `simulated`",
     trace=trace_format,
     suffixes=(".acme",),
     dataset=read_dataset,

@@ -1,4 +1,4 @@
-"""The definitions of metrics that a page prints. The formulas are in `loadgen_sdk.measures`."""
+"""The definitions that a page prints. `core.metrics.request_metrics` computes the metrics."""
 
 from __future__ import annotations
 

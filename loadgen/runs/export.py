@@ -97,7 +97,7 @@ def export(
         return _send_to_tracker(export_format, format_name, folder, out)
 
     _check_exportable(folder)
-    return _export_file(export_format, format_name, folder, out)
+    return _export_file(export_format, folder, out)
 
 
 def _missing_argument(name: str) -> UserError:
@@ -175,9 +175,7 @@ def _check_exportable(folder: Path) -> None:
         )
 
 
-def _export_file(
-    export_format: FormatRow, format_name: str, run_dir: Path, out: Path | None
-) -> int:
+def _export_file(export_format: FormatRow, run_dir: Path, out: Path | None) -> int:
     """Write a run as a file of another tool, to `out` or to stdout.
 
     A line on stderr states what a reader of the file has to know, for example that the server was
@@ -195,7 +193,7 @@ def _export_file(
         return OK
 
     _write_completely(out, parts)
-    limitations = _describe_limitations(stored_run, format_name)
+    limitations = _describe_limitations(stored_run, export_format)
     print(f"written: {out}{limitations}", file=sys.stderr)
 
     return OK
@@ -257,24 +255,25 @@ def _write_completely(out: Path, parts: Iterable[bytes]) -> None:
             out.unlink()
 
 
-def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
+def _describe_limitations(stored: StoredWithGaps, export_format: FormatRow) -> str:
     """Return what limits the use of an exported file, or "" if nothing does.
 
     The text is printed directly after the name of the file. There are two limitations: the server
-    was simulated, and a CSV file also has rows for requests that are not measured, such as those of
-    a warm-up.
+    was simulated, and a file of some formats also has requests that are not measured, such as those
+    of a warm-up.
     """
     manifest = stored.manifest
-    is_csv = format_name == "csv"
 
     simulated_text = ""
     if any(target.simulated for target in manifest.targets):
-        marked_by = "column `simulated`" if is_csv else "field `loadgen`"
-        simulated_text = f" (SIMULATED, no real server was measured: see its {marked_by})"
+        where = "the file does not say so"
+        if export_format.simulated_mark:
+            where = f"see its {export_format.simulated_mark}"
+        simulated_text = f" (SIMULATED, no real server was measured: {where})"
 
     unmeasured_text = ""
     unmeasured_stages = [stage.name or "load" for stage in manifest.stages if not stage.measured]
-    if is_csv and unmeasured_stages:
+    if export_format.has_unmeasured_requests and unmeasured_stages:
         stages = ", ".join(unmeasured_stages)
         unmeasured_text = f"; rows of stage {stages} are not part of the metrics"
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from command_line import exits
+
+from loadgen.formats import FORMATS
 
 SIM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "3")
 SHORT = ("-c", "2", "-n", "20", "--warmup", "0")
@@ -36,15 +39,17 @@ def test_the_github_step_summary_of_a_simulated_run_is_marked_as_simulated(
     assert "SIMULATED" in headline
 
 
-@pytest.mark.parametrize(
-    "form", ["csv", "vllm", "aiperf", "aiperf-records", "guidellm", "inference-perf", "llm-d"]
-)
+@pytest.mark.parametrize("form", [row.name for row in FORMATS.builtin_rows if row.write])
 def test_an_export_of_a_simulated_run_is_marked_as_simulated(
-    form: str, run_dir: Path, tmp_path: Path
+    form: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "export"
     assert exits("export", run_dir, "--as", form, "-o", file) == 0
-    assert "simulated" in file.read_text("utf-8").lower()
+    text = file.read_text("utf-8")
+    assert "simulated" in text.lower()
+
+    (mark,) = re.findall(r"SIMULATED, .*: see its \w+ `(?:\w+\.)*(\w+)`", capsys.readouterr().err)
+    assert mark in text
 
 
 def test_the_capacity_of_a_simulated_search_is_marked_as_simulated(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The metrics of single requests, computed over columns.
 
-Pure. The rows of `loadgen.figures` refer to these functions. `loadgen_sdk.measures` defines the
-same metrics for one request, and a test compares the two. Each function returns one int64 for each
+Pure. The rows of `loadgen.figures` refer to these functions. `loadgen_sdk.measures` defines those
+metrics for one request that the SDK also reports for a single call, such as `ttft`, and a test
+compares the two. The other metrics are defined only here. Each function returns one int64 for each
 row, in ns unless it says otherwise, and UNDEFINED for a row without a value.
 """
 

@@ -42,6 +42,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import BLOCK_ROWS
+from loadgen.figures import METRICS
 from loadgen.sim.record_columns import RecordColumns
 
 S = 1_000_000_000
@@ -62,6 +63,11 @@ def test_only_new_connections_have_a_connect_time() -> None:
     rows["reused"] = [1, 0, 0, 0]
 
     assert Columns(rows).measure("connect").tolist() == [0, 4_000, 0, metrics.UNDEFINED]
+
+
+def _metrics_with_scalar_definitions() -> set[str]:
+    """Return the names of the metrics that `loadgen_sdk.measures` defines, too."""
+    return {row.name for row in METRICS.builtin_rows if hasattr(measures, row.name)}
 
 
 @given(
@@ -104,6 +110,7 @@ def test_metrics_of_columns_equal_their_scalar_definitions(values: list[tuple[in
             "e2e": measures.e2e(due, end),
             "send_lag": measures.send_lag(due, sent),
         }
+        assert expected.keys() == _metrics_with_scalar_definitions()
         measured_values = {metric: int(columns.measure(metric)[i]) for metric in expected}
         assert measured_values == {
             key: metrics.UNDEFINED if value is None else value for key, value in expected.items()
