@@ -79,6 +79,8 @@ class LoadPointResult(
         started_at_once: Whether all virtual users started at the same time.
         reached_concurrency: Whether all virtual users were active at the same time for a while.
             Always true in an open loop.
+        has_steady_state: Whether the rates are those of a steady-state window. Without one, the
+            load was too short for its requests, and the rates include its ramp-up and drain.
         total_per_gpu: Input and output tokens per second and GPU.
         sustained: Whether TTFT and concurrency did not grow. Null if it is not known.
         many_errors: Whether there is no SLO, and too many requests failed.
@@ -116,6 +118,7 @@ class LoadPointResult(
     on_pareto_front: bool = False
     started_at_once: bool = False
     reached_concurrency: bool = True
+    has_steady_state: bool = True
     total_per_gpu: float | None = None
     sustained: bool | None = None
     many_errors: bool = False
@@ -201,6 +204,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         started_at_once=_started_at_once(summary.stages),
         reached_concurrency=reached_concurrency,
         # The throughput
+        has_steady_state=rates.steady,
         ok=requests.ok,
         failed=requests.decided - requests.ok,
         requests_per_s=rates.requests,
@@ -319,6 +323,7 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         slo_met=_all_or_unknown([repeat.slo_met for repeat in repeats]),
         sustained=_all_or_unknown([repeat.sustained for repeat in repeats]),
         reached_concurrency=all(repeat.reached_concurrency for repeat in repeats),
+        has_steady_state=all(repeat.has_steady_state for repeat in repeats),
         # In any repeat
         unsupported=tuple(sorted(unsupported_latencies)),
         slo_undecided=any(repeat.slo_undecided for repeat in repeats),
