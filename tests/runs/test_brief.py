@@ -15,6 +15,7 @@ import loadgen
 from loadgen.core.metrics.request_counts import ErrorKind
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.render import text as text_renderer
 from loadgen.runs import text
 from loadgen.runs.brief import MAX_LINES, UNRELIABLE_LATENCY_TITLE
@@ -232,3 +233,63 @@ def test_a_stopped_run_has_the_length_of_its_load_and_one_word_for_unsent_reques
     assert "7 cancelled" in brief
     assert "7 interrupted" not in brief
     assert not re.search(r"^interrupted +7", full, re.MULTILINE)
+
+
+def test_a_run_without_steady_state_says_what_its_throughput_includes(tmp_path: Path) -> None:
+    summary = loadgen.run(
+        "rag",
+        url="sim:gb300-vm",
+        request_rate=40,
+        num_requests=2000,
+        slo=("ttft:400ms:p95", "tpot:30ms:p95"),
+        seed=1,
+        out=tmp_path / "run",
+    ).summary
+    codes = [code.code for code in summary.verdict.warning_codes]
+    assert codes == ["virtual_time", "never_steady"]
+
+    output = render_brief(summary, Path("results/run"))
+
+    text_of_run = " ".join(output.split())
+    warning = text_of_run.partition("Measurement ")[2]
+    assert re.search(r"(49|50|51)[.\d]* s of load", warning)
+    assert re.search(r"5\d[.\d]* s per request", warning)
+    assert "ramp-up and drain" in warning
+    assert "--duration" in warning
+    assert "1 warning" not in text_of_run
+    assert len(output.splitlines()) <= MAX_LINES
+
+
+def with_warnings(summary: Summary, *warnings: tuple[str, str]) -> Summary:
+    """Return a summary whose warnings are these pairs of a code and a text."""
+    verdict = msgspec.structs.replace(
+        summary.verdict,
+        warnings=tuple(warning_text for _, warning_text in warnings),
+        warning_codes=tuple(ReasonCode(code=code, values={}) for code, _ in warnings),
+    )
+    return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def test_the_only_warning_is_shown_and_several_are_counted(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    short = ("unfinished", "Some requests were unfinished. Use a longer --grace")
+    long = ("note", f"The cache was off. {'Very ' * 50}long advice")
+    endless = ("note", "word " * 60)
+
+    def describe(*warnings: tuple[str, str]) -> str:
+        return " ".join(render_brief(with_warnings(summary, *warnings)).split())
+
+    only_short = describe(short)
+    assert "Some requests were unfinished. Use a longer --grace" in only_short
+    assert "(--full)" not in only_short
+
+    only_long = describe(long)
+    assert "The cache was off" in only_long
+    assert "Very" not in only_long
+
+    assert "1 warning (--full)" in describe(endless)
+    assert "2 warnings (--full)" in describe(short, long)
+
+    with_unsteady = describe(short, ("never_steady", "No steady state"), long)
+    assert "ramp-up and drain" in with_unsteady
+    assert "2 more warnings (--full)" in with_unsteady

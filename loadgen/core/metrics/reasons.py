@@ -192,8 +192,8 @@ SENTENCES = {
         "{needed} are needed"
     ),
     "never_steady": (
-        "No steady-state metrics: {because:part} as long as measured requests were scheduled. Use "
-        "a longer --duration"
+        "No steady state: {because:part} during the whole load, so throughput includes ramp-up and "
+        "drain. Use a longer --duration"
     ),
     "gaps_differ": (
         "Arrivals deviate from the plan: inter-arrival CV {variation:.2f} (target {planned:.2f})"
@@ -262,8 +262,8 @@ SENTENCES = {
     "not_judged": "SLO objectives not evaluated: {metrics:list}, because {because:part}",
     "virtual_time": "Simulated in virtual time ({preset}), without a network or a client",
     "extrapolated": (
-        "The performance model extrapolates: {sequences:,.0f} sequences per iteration on average, "
-        "below the measured {limit:,.0f}"
+        "The performance model extrapolates: the mean batch size is {sequences:,.0f}, and the "
+        "model was measured from {limit:,.0f} on"
     ),
     "paused": (
         "Sequences were preempted {times:,} times because the KV cache was full, and computed again"
