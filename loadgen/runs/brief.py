@@ -36,6 +36,7 @@ from loadgen.runs.rates import describe_late_ends, select_headline_rates
 from loadgen.runs.run_facts import describe_excluded_requests
 from loadgen.runs.run_title import format_duration, load_duration_s, run_title
 from loadgen.runs.slo_text import (
+    NOT_JUDGED,
     describe_task_limits,
     find_task_goodput,
     format_limit,
@@ -115,7 +116,7 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
     return [
         section("", Paragraph(run_title(summary))),
         section("", brief_slo.table(), *brief_slo.notes(), indented=True),
-        section("", _latency_table(summary), _confidence_note(summary), indented=True),
+        section("", _latency_table(summary), *_latency_notes(summary), indented=True),
         section("", Facts(result_lines), indented=True),
         section("", Facts(list(_path_lines(summary, run_dir)))),
     ]
@@ -163,7 +164,8 @@ def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -
 
 def _count_free_lines(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
     """Return how many of the MAX_LINES are left for objectives. It may be negative."""
-    latency_lines = len(_latency_rows(summary)) + _has_unsupported_percentile(summary)
+    note_lines = sum(bool(note.text) for note in _latency_notes(summary))
+    latency_lines = len(_latency_rows(summary)) + note_lines
     text_lines = sum(len(textwrap.wrap(text, TEXT_COLUMNS)) for _, text in result_lines)
     return MAX_LINES - FIXED_LINES - _count_notice_lines(summary) - latency_lines - text_lines
 
@@ -423,6 +425,22 @@ def _latency_table(summary: Summary) -> Table:
     return Table(column_headings, rows)
 
 
+def _latency_notes(summary: Summary) -> list[Paragraph]:
+    """Return the notes below the latencies: what ~ and a range mean. Their texts may be empty."""
+    return [_confidence_note(summary), _range_note(summary)]
+
+
+def _range_note(summary: Summary) -> Paragraph:
+    """Return what a range in the table of latencies means. Empty if the table has none."""
+    shown_statistics = {"mean", *QUANTILES, "max"}
+    has_range = False
+    for latency in _latency_rows(summary):
+        withheld = summary.withheld_statistics.get(latency.metric)
+        if withheld is not None and not shown_statistics.isdisjoint(withheld.ranges):
+            has_range = True
+    return Paragraph(cells.RANGE_LEGEND if has_range else "", "soft")
+
+
 def _confidence_note(summary: Summary) -> Paragraph:
     """Return how many samples the percentiles marked with ~ need. Empty if none is marked."""
     distributions = [row.distribution for row in _latency_rows(summary)]
@@ -494,6 +512,9 @@ def _describe_throughput(summary: Summary) -> str:
 
 
 def _describe_goodput(summary: Summary) -> str:
+    """Return how many requests met the SLO, unless the run is INVALID and does not judge it."""
+    if not is_judged(summary, summary.goodput.met):
+        return NOT_JUDGED
     rate = f"{format.quantity(select_headline_rates(summary).goodput)} req/s"
     return f"{rate}; {format.percent(summary.goodput.share)} of requests met the SLO"
 
@@ -615,7 +636,10 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
     if unlisted_count:
         metrics += f" and {format.counted(unlisted_count, 'more metric')}"
 
-    return f"{metrics}: statistics that the client could not measure exactly are omitted (--full)"
+    return (
+        f"{metrics}: statistics that the client could not measure exactly are ranges or omitted "
+        "(--full)"
+    )
 
 
 def _describe_validity(summary: Summary, *, counts_warnings: bool) -> str:
@@ -756,4 +780,5 @@ def _path_lines(summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, s
     if run_dir is not None:
         yield "Details", f"loadgen report {shlex.quote(str(run_dir))} --full"
     if summary.run.seed is not None:
-        yield "Reproduce", f"add {seeds.reproduction_options(summary.run.seed, summary.run.salt)}"
+        options = seeds.reproduction_options(summary.run.seed, summary.run.salt)
+        yield "Reproduce", f"add {options}"

@@ -15,11 +15,13 @@ import loadgen
 from loadgen.core.metrics.request_counts import ErrorKind
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
+from loadgen.core.metrics.uncertainty import WithheldStatistics
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.render import text as text_renderer
 from loadgen.runs import text
 from loadgen.runs.brief import MAX_LINES, UNRELIABLE_LATENCY_TITLE
 from loadgen.runs.rates import select_headline_rates
+from loadgen.runs.tiles import headline_tiles
 
 CASES: dict[str, dict[str, Any]] = {
     "met": {
@@ -293,3 +295,63 @@ def test_the_only_warning_is_shown_and_several_are_counted(tmp_path: Path) -> No
     with_unsteady = describe(short, ("never_steady", "No steady state"), long)
     assert "ramp-up and drain" in with_unsteady
     assert "2 more warnings (--full)" in with_unsteady
+
+
+ADVICE = "Client and server share the cores of this host. Send from another host"
+
+
+def make_invalid(summary: Summary) -> Summary:
+    """Return a summary that is INVALID for two reasons with the same advice, with TTFT ranges."""
+    verdict = msgspec.structs.replace(
+        summary.verdict,
+        valid=False,
+        reasons=(f"Requests were sent late. {ADVICE}", f"Timestamps are uncertain. {ADVICE}"),
+        codes=tuple(ReasonCode(code=code) for code in ("sent_late", "arrivals_unsure")),
+        caveats=(f"{'statistic ' * 30}not reported",),
+        caveat_codes=(ReasonCode(code="withheld", values={"statistics": {"ttft": ["p95"]}}),),
+    )
+    ttft_ranges = WithheldStatistics(ranges={"p95": (4.91, 7.58)}, reason="uncertain")
+    return msgspec.structs.replace(
+        summary,
+        verdict=verdict,
+        goodput=msgspec.structs.replace(summary.goodput, met=None),
+        withheld_statistics={"ttft": ttft_ranges},
+    )
+
+
+def test_the_goodput_of_an_invalid_run_is_not_judged(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    invalid = make_invalid(summary)
+
+    for full in (False, True):
+        output = " ".join(text_renderer.render(text.report(invalid), full=full).split())
+        assert "not judged, because the run is INVALID" in output
+        assert "requests met the SLO" not in output
+        assert "met every limit" not in output
+
+    attainment_tile = headline_tiles(invalid)[-1]
+    assert attainment_tile.value == "-"
+    assert headline_tiles(summary)[-1].value == "100 %"
+
+
+def test_the_same_advice_of_several_reasons_is_printed_once(tmp_path: Path) -> None:
+    invalid = make_invalid(run_in_virtual_time(tmp_path / "run", "met"))
+
+    for full in (False, True):
+        output = " ".join(text_renderer.render(text.report(invalid), full=full).split())
+        assert output.count(ADVICE) == 1
+        finding_positions = [output.index(word) for word in ("sent late", "are uncertain")]
+        assert max(finding_positions) < output.index(ADVICE)
+
+
+def test_a_range_in_the_table_of_latencies_is_explained(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+
+    for full in (False, True):
+        invalid_output = text_renderer.render(text.report(make_invalid(summary)), full=full)
+        assert "4.91-7.58" in invalid_output
+        assert "lies between a and b" in invalid_output
+        assert "lies between" not in text_renderer.render(text.report(summary), full=full)
+
+    brief = " ".join(render_brief(make_invalid(summary)).split())
+    assert "are ranges or omitted" in brief
