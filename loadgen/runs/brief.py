@@ -781,4 +781,4 @@ def _path_lines(summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, s
         yield "Details", f"loadgen report {shlex.quote(str(run_dir))} --full"
     if summary.run.seed is not None:
         options = seeds.reproduction_options(summary.run.seed, summary.run.salt)
-        yield "Reproduce", f"add {options}"
+        yield "Reproduce", f"repeat the command with {options}"

@@ -355,3 +355,9 @@ def test_a_range_in_the_table_of_latencies_is_explained(tmp_path: Path) -> None:
 
     brief = " ".join(render_brief(make_invalid(summary)).split())
     assert "are ranges or omitted" in brief
+
+
+def test_the_output_says_how_to_repeat_the_run(tmp_path: Path) -> None:
+    output = render_brief(run_in_virtual_time(tmp_path / "run", "met"))
+
+    assert "Reproduce  repeat the command with --seed 1" in output
