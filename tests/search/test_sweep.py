@@ -33,7 +33,12 @@ from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs import sweep_analysis, sweep_curve, sweep_report
-from loadgen.runs.load_point_results import LoadPointResult, load_point_result
+from loadgen.runs.load_point_results import (
+    STEADY_STATE_RATES,
+    LoadPointResult,
+    average_repeats,
+    load_point_result,
+)
 from loadgen.search import capacity_files, experiment, stored_sweep, sweep
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.goal import Outcome
@@ -912,7 +917,7 @@ def short_load_point(name: str, output: float, **changes: object) -> LoadPointRe
     return load_point_with_slo(
         name,
         True,
-        has_steady_state=False,
+        unsupported=STEADY_STATE_RATES,
         requests_per_s=13.1,
         output_per_s=output,
         e2e_p50=10_464.0,
@@ -941,9 +946,7 @@ def test_the_throughput_of_a_load_point_without_steady_state_is_marked_and_expla
 def test_a_load_point_without_steady_state_is_no_evidence_of_a_knee() -> None:
     rising = [load_point("r10", 100, 10), load_point("r20", 195, 10.2)]
     short = [short_load_point(f"r{rate}", 150) for rate in (30, 40)]
-    steady = [
-        msgspec.structs.replace(point, has_steady_state=True, e2e_p50=20.0) for point in short
-    ]
+    steady = [msgspec.structs.replace(point, unsupported=(), e2e_p50=20.0) for point in short]
 
     assert sweep_analysis.find_knee([*rising, *steady]) == "r20"
     assert sweep_analysis.find_knee([*rising, *short]) == ""
@@ -969,5 +972,8 @@ def test_a_load_point_has_a_steady_state_if_its_rates_are_those_of_one(
         summary, load=msgspec.structs.replace(summary.load, steady_completed_rps=None)
     )
 
-    assert load_point_result("steady", summary, None).has_steady_state
-    assert not load_point_result("short", without_rates, None).has_steady_state
+    steady = load_point_result("steady", summary, None)
+    assert steady.has_steady_state
+    short = load_point_result("short", without_rates, None)
+    assert not short.has_steady_state
+    assert not average_repeats([steady, short]).has_steady_state
