@@ -44,7 +44,7 @@ def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...,
         request.node.add_report_section("call", "loadgen", str(result))
 
         if not result.valid:
-            reasons = "; ".join(result.verdict.reasons)
+            reasons = _describe_reasons(result)
             warnings.warn(NotValid(f"the measurement is not valid: {reasons}"), stacklevel=2)
 
         return result
@@ -62,10 +62,15 @@ def loadgen_strict(loadgen_run: Callable[..., Result]) -> Callable[..., Result]:
             result = loadgen_run(*args, **options)
 
         if not result.valid:
-            pytest.fail(
-                f"the measurement is not valid: {'; '.join(result.verdict.reasons)}", pytrace=False
-            )
+            pytest.fail(f"the measurement is not valid: {_describe_reasons(result)}", pytrace=False)
 
         return result
 
     return run_strictly
+
+
+def _describe_reasons(result: Result) -> str:
+    """Return why the measurement of a test is not valid, and what to do."""
+    from loadgen.core.metrics.reasons import join_reasons  # only imported if a test measures
+
+    return join_reasons(result.verdict.reasons)

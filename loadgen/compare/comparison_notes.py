@@ -12,7 +12,7 @@ from loadgen.compare.work_differences import (
 )
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE
-from loadgen.core.metrics.reasons import STATES
+from loadgen.core.metrics.reasons import STATES, join_reasons
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import comparable_metrics
 from loadgen.repeated.comparable_metrics import find_metric
@@ -106,7 +106,7 @@ def _list_run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     summary = run.summary
     verdict = summary.verdict
     if not verdict.valid:
-        yield f"{label} is INVALID: {'; '.join(verdict.reasons)}"
+        yield f"{label} is INVALID: {join_reasons(verdict.reasons)}"
 
     for caveat in verdict.caveats:
         yield f"{label}: {caveat}"

@@ -39,6 +39,7 @@ from loadgen.core.errors import (
     collecting,
 )
 from loadgen.core.execution.folder_names import move_to_unfinished
+from loadgen.core.metrics.reasons import join_reasons
 from loadgen.core.results import checksums, store
 from loadgen.render import html
 from loadgen.repeated.repeats import is_valid
@@ -235,7 +236,7 @@ def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) ->
 
         invalid_reasons = find_common_invalidity(reader.read(block) for block in group.blocks)
         if is_first_group and invalid_reasons:
-            reasons = "; ".join(invalid_reasons)
+            reasons = join_reasons(invalid_reasons)
             print_status(
                 f"Stopped: every block of the first group is INVALID: {reasons}. "
                 "Correct the cause, and repeat the command."

@@ -20,7 +20,7 @@ from loadgen.compare.comparison import Comparison
 from loadgen.compare.live_plan import describe_plan
 from loadgen.compare.live_result import GroupChanges, StoredComparison
 from loadgen.core import format
-from loadgen.core.metrics.reasons import format_reason
+from loadgen.core.metrics.reasons import format_reason, join_reasons
 from loadgen.core.metrics.summary import Summary
 from loadgen.render.page import COLORS, Axis, Chart, Mark, Series
 from loadgen.render.section import (
@@ -155,7 +155,7 @@ def describe_block(summary: Summary) -> str:
     if summary.run.state == "interrupted":
         return "interrupted; its group is measured again when the comparison is resumed"
     if not summary.verdict.valid:
-        return f"INVALID: {'; '.join(summary.verdict.reasons)}"
+        return f"INVALID: {join_reasons(summary.verdict.reasons)}"
 
     ttft_ms = format.milliseconds(summary.ttft_ms.p50)
     tpot_ms = format.milliseconds(summary.tpot_ms.p50)

@@ -47,7 +47,7 @@ def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> s
             return f"{run.folder} did not finish ({summary.run.state})"
 
         if not summary.verdict.valid:
-            run_reasons = "; ".join(summary.verdict.reasons)
+            run_reasons = reasons.join_reasons(summary.verdict.reasons)
             return f"{run.folder} is INVALID: {run_reasons}"
 
         cache_reason = find_wrong_cache_state(level, run)

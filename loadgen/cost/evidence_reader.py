@@ -24,6 +24,7 @@ from loadgen.core.errors import (
     of_reading,
 )
 from loadgen.core.limits import CONTRADICTING_SHARE
+from loadgen.core.metrics.reasons import join_reasons
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.workload.diagnostics import locate
@@ -348,7 +349,7 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
         errors.append(
             UnsoundEvidenceError(
                 "unsound",
-                f"the run is INVALID: {'; '.join(summary.verdict.reasons)}",
+                f"the run is INVALID: {join_reasons(summary.verdict.reasons)}",
                 file.place("verdict", "valid"),
                 "run again, or use --allow-invalid",
             )

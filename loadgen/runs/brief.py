@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +15,7 @@ from loadgen.core import format, seeds, slo
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
+from loadgen.render.table import WIDTH
 from loadgen.runs import cells
 from loadgen.runs.accepted_length import describe_verdict
 from loadgen.runs.answers_objective import (
@@ -30,10 +31,12 @@ from loadgen.runs.fluidity import (
 )
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
+from loadgen.runs.notices import notices
 from loadgen.runs.rates import describe_late_ends, select_headline_rates
 from loadgen.runs.run_facts import describe_excluded_requests
-from loadgen.runs.run_title import run_title
+from loadgen.runs.run_title import format_duration, load_duration_s, run_title
 from loadgen.runs.slo_text import (
+    NOT_JUDGED,
     describe_task_limits,
     find_task_goodput,
     format_limit,
@@ -55,8 +58,8 @@ if TYPE_CHECKING:
 MAX_LINES = 25
 """The default output has about so many lines. Objectives of an SLO are left out above that."""
 
-FIXED_LINES = 11
-"""Lines that are always there: notice, title, two heads of tables, two paths, empty lines."""
+FIXED_LINES = 10
+"""Lines that are always there: title, two heads of tables, two paths, empty lines."""
 
 MIN_OBJECTIVES = 2
 """So many objectives of an SLO are always shown. Missed ones come first."""
@@ -78,6 +81,8 @@ OPTIONAL_LINES = (PER_USER, BREAKDOWN)
 """The labels of the lines that are left out, in this order, if there are too many lines."""
 
 MAX_CAVEAT_LENGTH = 2 * TEXT_COLUMNS
+MAX_WARNING_LENGTH = 2 * TEXT_COLUMNS
+"""A longer warning is shortened to its first sentence."""
 MAX_CAVEAT_METRICS = 3
 """A longer caveat names so many of the omitted metrics."""
 
@@ -91,6 +96,9 @@ _MARKS: dict[bool | None, str] = {True: "ok", False: "x", None: "?"}
 
 _WARNINGS_STATED_IN_TITLE = frozenset(("virtual_time",))
 """Codes of warnings that are not counted, because the title of the output says the same."""
+
+_NO_STEADY_STATE = "never_steady"
+"""The code of the warning that the throughput includes ramp-up and drain."""
 
 
 def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Section]:
@@ -108,7 +116,7 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
     return [
         section("", Paragraph(run_title(summary))),
         section("", brief_slo.table(), *brief_slo.notes(), indented=True),
-        section("", _latency_table(summary), _confidence_note(summary), indented=True),
+        section("", _latency_table(summary), *_latency_notes(summary), indented=True),
         section("", Facts(result_lines), indented=True),
         section("", Facts(list(_path_lines(summary, run_dir)))),
     ]
@@ -117,20 +125,36 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
 def _fit_result_lines(summary: Summary) -> list[tuple[str, str]]:
     """Return the lines below the latencies, without the least important ones if room is short.
 
-    Room is short if the SLO would otherwise have room for fewer than MIN_OBJECTIVES objectives, or
-    not for all missed ones, and for the line that says how many others are hidden.
+    The lines in OPTIONAL_LINES are left out first, one after the other. If that is not enough, a
+    warning is counted instead of shown.
     """
-    lines = list(_result_lines(summary))
+    lines = _without_optional_lines(summary, list(_result_lines(summary)))
+    if _has_room_for_objectives(summary, lines):
+        return lines
+    return _without_optional_lines(summary, list(_result_lines(summary, counts_warnings=True)))
+
+
+def _without_optional_lines(
+    summary: Summary, lines: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return the lines without as many of the OPTIONAL_LINES as the objectives need room."""
+    for least_important in OPTIONAL_LINES:
+        if _has_room_for_objectives(summary, lines):
+            break
+        lines = [(label, text) for label, text in lines if label != least_important]
+    return lines
+
+
+def _has_room_for_objectives(summary: Summary, lines: Sequence[tuple[str, str]]) -> bool:
+    """Return whether the SLO has room beside these lines below the latencies.
+
+    It needs room for all missed objectives, but at least MIN_OBJECTIVES, and for the line that says
+    how many others are hidden.
+    """
     objectives = list(_objective_rows(summary))
     important_objectives = max(_count_missed(objectives), MIN_OBJECTIVES)
     needed_lines = min(len(objectives), important_objectives + 1)
-
-    for least_important in OPTIONAL_LINES:
-        if _count_free_lines(summary, lines) >= needed_lines:
-            break
-        lines = [(label, text) for label, text in lines if label != least_important]
-
-    return lines
+    return _count_free_lines(summary, lines) >= needed_lines
 
 
 def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
@@ -140,9 +164,16 @@ def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -
 
 def _count_free_lines(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
     """Return how many of the MAX_LINES are left for objectives. It may be negative."""
-    latency_lines = len(_latency_rows(summary)) + _has_unsupported_percentile(summary)
-    text_lines = sum(math.ceil(len(text) / TEXT_COLUMNS) for _, text in result_lines)
-    return MAX_LINES - FIXED_LINES - latency_lines - text_lines
+    note_lines = sum(bool(note.text) for note in _latency_notes(summary))
+    latency_lines = len(_latency_rows(summary)) + note_lines
+    text_lines = sum(len(textwrap.wrap(text, TEXT_COLUMNS)) for _, text in result_lines)
+    return MAX_LINES - FIXED_LINES - _count_notice_lines(summary) - latency_lines - text_lines
+
+
+def _count_notice_lines(summary: Summary) -> int:
+    """Return about how many lines the notices above the title have."""
+    texts = [f"{notice.label}: {notice.text}" for notice in notices(summary)]
+    return sum(len(textwrap.wrap(text, WIDTH)) for text in texts)
 
 
 # -- SLO -------------------------------------------------------------------------------------------
@@ -394,6 +425,22 @@ def _latency_table(summary: Summary) -> Table:
     return Table(column_headings, rows)
 
 
+def _latency_notes(summary: Summary) -> list[Paragraph]:
+    """Return the notes below the latencies: what ~ and a range mean. Their texts may be empty."""
+    return [_confidence_note(summary), _range_note(summary)]
+
+
+def _range_note(summary: Summary) -> Paragraph:
+    """Return what a range in the table of latencies means. Empty if the table has none."""
+    shown_statistics = {"mean", *QUANTILES, "max"}
+    has_range = False
+    for latency in _latency_rows(summary):
+        withheld = summary.withheld_statistics.get(latency.metric)
+        if withheld is not None and not shown_statistics.isdisjoint(withheld.ranges):
+            has_range = True
+    return Paragraph(cells.RANGE_LEGEND if has_range else "", "soft")
+
+
 def _confidence_note(summary: Summary) -> Paragraph:
     """Return how many samples the percentiles marked with ~ need. Empty if none is marked."""
     distributions = [row.distribution for row in _latency_rows(summary)]
@@ -403,8 +450,14 @@ def _confidence_note(summary: Summary) -> Paragraph:
 # -- throughput, requests, load --------------------------------------------------------------------
 
 
-def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the lines below the latencies, as label and text."""
+def _result_lines(summary: Summary, *, counts_warnings: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the lines below the latencies, as label and text.
+
+    Args:
+        summary: The run.
+        counts_warnings: Whether a warning is counted even if it is the only one. A warning about
+            the throughput is always shown.
+    """
     yield "Throughput", _describe_throughput(summary)
     if summary.interactivity.tpot50 is not None:
         yield PER_USER, describe_interactivity(summary.interactivity)
@@ -426,7 +479,7 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield BREAKDOWN, _describe_breakdown(summary)
     if summary.accepted_length is not None:
         yield "Speculation", describe_verdict(summary.accepted_length)
-    yield "Measurement", _describe_validity(summary)
+    yield "Measurement", _describe_validity(summary, counts_warnings=counts_warnings)
 
     for caveat, code in zip(summary.verdict.caveats, summary.verdict.caveat_codes, strict=True):
         yield "Caveat", _short_caveat(caveat, code)
@@ -459,6 +512,9 @@ def _describe_throughput(summary: Summary) -> str:
 
 
 def _describe_goodput(summary: Summary) -> str:
+    """Return how many requests met the SLO, unless the run is INVALID and does not judge it."""
+    if not is_judged(summary, summary.goodput.met):
+        return NOT_JUDGED
     rate = f"{format.quantity(select_headline_rates(summary).goodput)} req/s"
     return f"{rate}; {format.percent(summary.goodput.share)} of requests met the SLO"
 
@@ -580,13 +636,21 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
     if unlisted_count:
         metrics += f" and {format.counted(unlisted_count, 'more metric')}"
 
-    return f"{metrics}: statistics that the client could not measure exactly are omitted (--full)"
+    return (
+        f"{metrics}: statistics that the client could not measure exactly are ranges or omitted "
+        "(--full)"
+    )
 
 
-def _describe_validity(summary: Summary) -> str:
-    """Return whether the measurement can be trusted, and how many warnings the full report has.
+def _describe_validity(summary: Summary, *, counts_warnings: bool) -> str:
+    """Return whether the measurement can be trusted, with the most important warning.
 
-    For example: `valid: no client bottleneck, 2 warnings (--full)`.
+    Other warnings are counted: `valid: no client bottleneck, 2 warnings (--full)`.
+
+    Args:
+        summary: The run.
+        counts_warnings: Whether a warning is counted even if it is the only one. A warning about
+            the throughput is always shown.
     """
     phrases = [_describe_verdict(summary)]
     has_latencies = bool(_latency_rows(summary))
@@ -594,13 +658,76 @@ def _describe_validity(summary: Summary) -> str:
         highest_percentile = cells.quantile_label(QUANTILES[-1])
         phrases.append(f"enough samples for {highest_percentile}")
 
-    warning_count = sum(
-        warning.code not in _WARNINGS_STATED_IN_TITLE for warning in summary.verdict.warning_codes
-    )
-    if warning_count:
-        phrases.append(f"{format.counted(warning_count, 'warning')} (--full)")
+    validity = ", ".join(phrases)
+    warnings = _list_warnings(summary)
+    shown_warning = _describe_warning(summary, counts_warnings=counts_warnings)
+    if not shown_warning:
+        return f"{validity}{_count_warnings(len(warnings), 'warning')}"
 
-    return ", ".join(phrases)
+    hidden_count = len(warnings) - 1
+    return f"{validity}{_count_warnings(hidden_count, 'more warning')}. {shown_warning}"
+
+
+def _count_warnings(count: int, noun: str) -> str:
+    """Return how many warnings only the full report has, "" for none: `, 2 warnings (--full)`."""
+    return f", {format.counted(count, noun)} (--full)" if count else ""
+
+
+class _Warning(NamedTuple):
+    """A warning of a run: its code and its sentences."""
+
+    code: str
+    text: str
+
+
+def _list_warnings(summary: Summary) -> list[_Warning]:
+    """Return the warnings of a run without those that the title of the output states."""
+    verdict = summary.verdict
+    return [
+        _Warning(code.code, text)
+        for code, text in zip(verdict.warning_codes, verdict.warnings, strict=True)
+        if code.code not in _WARNINGS_STATED_IN_TITLE
+    ]
+
+
+def _describe_warning(summary: Summary, *, counts_warnings: bool) -> str:
+    """Return the warning that the short output shows, or "" if it only counts the warnings.
+
+    It shows the warning about the throughput, or else the only warning unless `counts_warnings`.
+    The warnings of an INVALID run are only counted, because its results are discarded anyway.
+    """
+    if not summary.verdict.valid:
+        return ""
+
+    warnings = _list_warnings(summary)
+    if any(warning.code == _NO_STEADY_STATE for warning in warnings):
+        return _describe_missing_steady_state(summary)
+    if counts_warnings or len(warnings) != 1:
+        return ""
+    return _shorten_warning(warnings[0].text)
+
+
+def _describe_missing_steady_state(summary: Summary) -> str:
+    """Return that the throughput includes ramp-up and drain, why, and what to do.
+
+    The reason is stated if it is that a request takes longer than the load lasted.
+    """
+    duration_s = load_duration_s(summary)
+    e2e_p50_ms = summary.e2e_ms.p50
+    reason = ""
+    if duration_s is not None and e2e_p50_ms is not None and e2e_p50_ms > duration_s * MS_PER_S:
+        latency = format_duration(e2e_p50_ms / MS_PER_S)
+        reason = f": {format_duration(duration_s)} of load, {latency} per request"
+
+    return f"Throughput includes ramp-up and drain{reason}. Use a longer --duration"
+
+
+def _shorten_warning(text: str) -> str:
+    """Return a warning, its first sentence if it is long, or "" if that is long as well."""
+    if len(text) <= MAX_WARNING_LENGTH:
+        return text
+    first_sentence = text.partition(". ")[0]
+    return first_sentence if len(first_sentence) <= MAX_WARNING_LENGTH else ""
 
 
 def _has_unsupported_percentile(summary: Summary) -> bool:
@@ -653,4 +780,5 @@ def _path_lines(summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, s
     if run_dir is not None:
         yield "Details", f"loadgen report {shlex.quote(str(run_dir))} --full"
     if summary.run.seed is not None:
-        yield "Reproduce", f"add {seeds.reproduction_options(summary.run.seed, summary.run.salt)}"
+        options = seeds.reproduction_options(summary.run.seed, summary.run.salt)
+        yield "Reproduce", f"repeat the command with {options}"

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 UNSUPPORTED = "~"
 """Marks a percentile that rests on fewer samples than it needs."""
 
+RANGE_LEGEND = "a-b: the client could not measure the value exactly; it lies between a and b"
+"""What a range in a table of latencies means."""
+
 RUN_PART_HEAD = (
     "ok",
     "failed",

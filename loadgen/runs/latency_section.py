@@ -41,7 +41,12 @@ def _latency_section(summary: Summary) -> Section:
     """Return the table of all latencies, that of the requested percentiles, and notes on both."""
     rows = latency_rows(summary)
     distributions = [row.distribution for row in rows]
-    notes = [cells.describe_unsupported(distributions, QUANTILES), *latency_notes(summary)]
+    has_ranges = any(_uncertain_ranges(summary, row.definition) for row in rows)
+    notes = [
+        cells.describe_unsupported(distributions, QUANTILES),
+        cells.RANGE_LEGEND if has_ranges else "",
+        *latency_notes(summary),
+    ]
 
     return section(
         "Latency" if summary.verdict.valid else "Latency (not reliable)",

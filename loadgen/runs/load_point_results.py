@@ -16,7 +16,7 @@ from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.runs.load_points import PointGroup
-from loadgen.runs.rates import select_headline_rates
+from loadgen.runs.rates import has_steady_rates, select_headline_rates
 from loadgen.runs.run_title import short_arrival
 from loadgen.runs.slo_text import is_slo_undecided, list_undecided_reasons
 
@@ -33,6 +33,10 @@ RAMP_OF_PREVIOUS_STAGE = "stage"
 
 LATENCY_QUANTILES = ("p50", "p99")
 """The percentiles of TTFT, TPOT and E2E latency that are checked for enough samples."""
+
+
+STEADY_STATE_RATES = ("requests_per_s", "output_per_s")
+"""The rates that are too low if they include ramp-up and drain, as others computed from them."""
 
 
 class LoadPointResult(
@@ -68,7 +72,8 @@ class LoadPointResult(
         per_user_endpoints: The same by the definition of MLPerf Endpoints: 1 / TPOT p90.
         per_user_agentx: The same by the definition of InferenceX AgentX: 1 / p90 of E2E latency per
             output token.
-        unsupported: The names of the latencies above that have too few samples.
+        unsupported: The names of the metrics above that are not reliable: latencies with too few
+            samples, and the rates of a load without a steady state.
         slo_attainment: The fraction of requests that met every objective of the SLO.
         slo_met: Whether the run met the SLO. Null without an SLO, and if it is undecided.
         undecided_reasons: The reasons why it is undecided whether the run met the SLO.
@@ -125,6 +130,20 @@ class LoadPointResult(
     def is_usable(self) -> bool:
         """Whether the metrics describe a server that served its load."""
         return self.valid and not self.many_errors
+
+    @property
+    def has_steady_state(self) -> bool:
+        """Whether the rates are those of a steady-state window.
+
+        Without one, the load was too short for its requests, and the rates include its ramp-up and
+        drain.
+        """
+        return not any(rate in self.unsupported for rate in STEADY_STATE_RATES)
+
+    @property
+    def latencies_with_few_samples(self) -> tuple[str, ...]:
+        """The names of the latencies that have too few samples, for example "ttft_p99"."""
+        return tuple(name for name in self.unsupported if name not in STEADY_STATE_RATES)
 
     def speed_per_user(self, interactivity: str) -> float | None:
         """Return the tokens per second that one user sees, by a definition of interactivity.
@@ -234,13 +253,18 @@ def _with_latencies(result: LoadPointResult, summary: Summary) -> LoadPointResul
         per_user=interactivity.tpot50,
         per_user_endpoints=interactivity.endpoints,
         per_user_agentx=interactivity.agentx,
-        unsupported=_latencies_with_few_samples(summary),
+        unsupported=(*_rates_without_steady_state(summary), *_latencies_with_few_samples(summary)),
     )
 
 
 def _measured_concurrency(stages: Sequence[StageSummary]) -> int | None:
     """Return the number of virtual users of the measured load. Return None in an open loop."""
     return next((stage.concurrency for stage in stages if stage.measured), None)
+
+
+def _rates_without_steady_state(summary: Summary) -> tuple[str, ...]:
+    """Return the names of the rates of a load point if it has no steady state, else ()."""
+    return () if has_steady_rates(summary) else STEADY_STATE_RATES
 
 
 def _latencies_with_few_samples(summary: Summary) -> tuple[str, ...]:
@@ -306,9 +330,9 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
     """Return the first repeat, with the request counts and outcomes of all repeats.
 
     Requests are added. A positive outcome, such as that the SLO was met, must be that of every
-    repeat. A reservation, such as too few samples for a latency, applies if one repeat has it.
+    repeat. A reservation, such as a metric that is not reliable, applies if one repeat has it.
     """
-    unsupported_latencies = {latency for repeat in repeats for latency in repeat.unsupported}
+    unsupported_metrics = {metric for repeat in repeats for metric in repeat.unsupported}
     reasons = dict.fromkeys(reason for repeat in repeats for reason in repeat.undecided_reasons)
     return msgspec.structs.replace(
         repeats[0],
@@ -320,7 +344,7 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         sustained=_all_or_unknown([repeat.sustained for repeat in repeats]),
         reached_concurrency=all(repeat.reached_concurrency for repeat in repeats),
         # In any repeat
-        unsupported=tuple(sorted(unsupported_latencies)),
+        unsupported=tuple(sorted(unsupported_metrics)),
         slo_undecided=any(repeat.slo_undecided for repeat in repeats),
         undecided_reasons=tuple(reasons),
         simulated=any(repeat.simulated for repeat in repeats),

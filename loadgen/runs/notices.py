@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.core.metrics.reasons import STATES
+from loadgen.core.metrics.reasons import STATES, join_reasons
 from loadgen.render.section import Notice, simulated_notice
 from loadgen.runs.client_text import is_host_busy
 
@@ -33,7 +33,7 @@ def notices(summary: Summary) -> Iterator[Notice]:
     """
     verdict = summary.verdict
     if not verdict.valid:
-        reasons = "; ".join(verdict.reasons)
+        reasons = join_reasons(verdict.reasons)
         yield Notice("INVALID", reasons, "warn" if is_host_busy(verdict) else "bad")
 
     if summary.target.simulated:

@@ -333,6 +333,7 @@ def _run_section(curve: SweepCurve, summaries: Sequence[RepeatSummary]) -> Secti
         "Runs",
         Table(RUN_TABLE_HEADER, rows),
         Paragraph(sweep_report.BRIEF_UNITS, "soft"),
+        Paragraph(sweep_report.describe_missing_steady_state(curve), "warn"),
         Links("The summary of each run", links),
     )
 
@@ -344,8 +345,8 @@ def _run_row(point: LoadPointResult, seed: int | None) -> tuple[str, ...]:
         format.NONE if seed is None else str(seed),
         sweep_report.slo_label(point),
         format.count(point.ok),
-        format.quantity(point.requests_per_s),
-        format.quantity(point.output_per_s),
+        sweep_report.throughput_cell(point, point.requests_per_s),
+        sweep_report.throughput_cell(point, point.output_per_s),
         *(sweep_report.latency_cell(point, name) for name in sweep_report.LATENCIES),
         format.percent(point.slo_attainment),
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple, Never
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError, most_severe
 from loadgen.core.metrics.interactivity import DEFAULT_DEFINITION
+from loadgen.core.metrics.reasons import join_reasons
 from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, exit_code
 from loadgen.render.section import Report
 from loadgen.repeated import capacity, repeats_text
@@ -175,7 +176,7 @@ def _describe_invalid_repeats(repeats: Sequence[ComparedRun]) -> str:
     """Return the note that names the INVALID repeats a comparison leaves out, with the reasons."""
     invalid_repeats = [run for run in repeats if not is_valid(run.summary)]
     names = "; ".join(
-        f"{run.name} ({'; '.join(run.summary.verdict.reasons)})" for run in invalid_repeats
+        f"{run.name} ({join_reasons(run.summary.verdict.reasons)})" for run in invalid_repeats
     )
     total = format.counted(len(repeats), "repeat")
     verb = "is" if len(invalid_repeats) == 1 else "are"

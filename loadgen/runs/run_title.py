@@ -84,7 +84,7 @@ def target_name_with_region(part: TargetSummary) -> str:
 
 def describe_load(summary: Summary) -> str:
     """Return the measured load with its duration: `Poisson 30 req/s for 5 min`."""
-    stages = [stage for stage in summary.stages if stage.measured]
+    stages = _measured_stages(summary)
     if len(stages) == 1:
         load = describe_arrival(stages[0].arrival, rate_unit(summary))
     elif stages:
@@ -92,11 +92,16 @@ def describe_load(summary: Summary) -> str:
     else:
         load = describe_arrival(summary.load.arrival)
 
-    duration_s = _load_duration_s(summary, stages)
+    duration_s = load_duration_s(summary)
     if duration_s is None:
         return load or "no load"
 
     return f"{load} for {format_duration(duration_s)}"
+
+
+def _measured_stages(summary: Summary) -> list[StageSummary]:
+    """Return the stages of a load whose requests are measured, so without the warm-up."""
+    return [stage for stage in summary.stages if stage.measured]
 
 
 def describe_arrival(arrival: str, unit: Unit = "requests") -> str:
@@ -123,7 +128,7 @@ def short_arrival(arrival: str) -> str:
     return arrival.replace(" (closed loop)", "").replace(" (closed loop, ", " (")
 
 
-def _load_duration_s(summary: Summary, stages: list[StageSummary]) -> float | None:
+def load_duration_s(summary: Summary) -> float | None:
     """Return how long the measured load lasted, without the drain where that is known.
 
     The drain is the time after the last request was sent, in which responses are still awaited. In
@@ -134,6 +139,7 @@ def _load_duration_s(summary: Summary, stages: list[StageSummary]) -> float | No
     A run that ended early has requests of its schedule that were never due. Its load lasted until
     the last request that was due.
     """
+    stages = _measured_stages(summary)
     offered_rps = summary.load.offered_rps
     request_count = summary.requests.scheduled
     is_one_open_loop = len(stages) == 1 and summary.sessions is None

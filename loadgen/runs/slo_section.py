@@ -19,12 +19,14 @@ from loadgen.runs.fluidity import (
 )
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_text import (
+    NOT_JUDGED,
     count_violations,
     describe_good_requests,
     describe_judged_outcome,
     describe_load_objectives,
     format_limit,
     format_term_value,
+    is_judged,
 )
 
 if TYPE_CHECKING:
@@ -117,10 +119,15 @@ def _list_objectives(summary: Summary) -> Iterator[_NamedObjective]:
 
 
 def _describe_slo_outcome(summary: Summary) -> str:
-    """Return the outcome of the SLO with the requests that met it; "" without an SLO."""
+    """Return the outcome of the SLO with the requests that met it; "" without an SLO.
+
+    How many requests met it is left out if the run is INVALID and does not judge the SLO.
+    """
     goodput = summary.goodput
     if not goodput.has_slo:
         return describe_load_objectives(summary)
+    if not is_judged(summary, goodput.met):
+        return f"SLO {NOT_JUDGED}"
 
     details = []
     if _is_good_count_meaningful(goodput):

@@ -225,6 +225,10 @@ def count_violations(term: TermResult) -> str:
 # -- outcomes --------------------------------------------------------------------------------------
 
 
+NOT_JUDGED = "not judged, because the run is INVALID"
+"""The goodput of a run that does not judge its SLO."""
+
+
 def is_judged(summary: Summary, is_met: bool | None) -> bool:
     """Return whether an objective has an outcome that may be shown: met, missed or undecided.
 

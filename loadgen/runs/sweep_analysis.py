@@ -91,16 +91,27 @@ def find_knee(points: Sequence[LoadPointResult]) -> str:
 
     It is the one with the largest ratio of throughput to latency (output tokens/s divided by E2E
     p50), which Kleinrock (1979) calls the power of a system. Return "" if fewer than
-    MIN_POINTS_FOR_KNEE load points are usable, and if it is the last one, because a higher load may
-    have a larger ratio still.
+    MIN_POINTS_FOR_KNEE load points can be compared, and if it is the last of them, because a higher
+    load may have a larger ratio still.
     """
-    usable_points = [
-        point for point in points if point.is_usable and point.output_per_s and point.e2e_p50
-    ]
-    if len(usable_points) < MIN_POINTS_FOR_KNEE:
+    comparable_points = points_for_knee(points)
+    if len(comparable_points) < MIN_POINTS_FOR_KNEE:
         return ""
-    knee = max(usable_points, key=_power)
-    return "" if knee is usable_points[-1] else knee.name
+    knee = max(comparable_points, key=_power)
+    return "" if knee is comparable_points[-1] else knee.name
+
+
+def points_for_knee(points: Sequence[LoadPointResult]) -> list[LoadPointResult]:
+    """Return the load points whose ratios of throughput to latency can be compared.
+
+    A load point without a steady state is left out: its throughput includes the ramp-up and the
+    drain, so it is lower than that of the same load over a longer time.
+    """
+    return [
+        point
+        for point in points
+        if point.is_usable and point.has_steady_state and point.output_per_s and point.e2e_p50
+    ]
 
 
 def _power(point: LoadPointResult) -> float:

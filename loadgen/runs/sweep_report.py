@@ -32,6 +32,7 @@ from loadgen.runs.sweep_analysis import (
     MIN_POINTS_FOR_KNEE,
     lowest_growing,
     lowest_missed,
+    points_for_knee,
     points_within_slo,
 )
 from loadgen.runs.sweep_answers import describe_answers_under_load
@@ -83,6 +84,11 @@ BRIEF_COLUMNS = (
 MAX_UNDECIDED_REASONS = 4
 """The number of reasons that a report of a sweep names for undecided load points."""
 
+WITHOUT_STEADY_STATE = "*"
+"""Marks the throughput of a load point without a steady state."""
+
+MS_PER_S = 1000
+
 BRIEF_UNITS = "Latencies in ms. ~: too few samples."
 UNITS = (
     "Latencies in ms. req/s and output tokens/s are those of the steady-state window. Per user: "
@@ -106,6 +112,7 @@ def sweep_report(curve: SweepCurve) -> Report:
         "Load points",
         load_point_table(curve),
         Paragraph(UNITS, "soft"),
+        Paragraph(describe_missing_steady_state(curve), "warn"),
         *_interactivity_table(curve),
         Paragraph(DEFINITIONS, "soft"),
     )
@@ -124,7 +131,13 @@ def sweep_report(curve: SweepCurve) -> Report:
         ],
         brief=[
             section("", title),
-            section("", brief_load_point_table(curve), BRIEF_UNITS, indented=True),
+            section(
+                "",
+                brief_load_point_table(curve),
+                BRIEF_UNITS,
+                Paragraph(describe_missing_steady_state(curve), "warn"),
+                indented=True,
+            ),
             section("", *sentences, indented=True),
             *resume_sections,
         ],
@@ -294,7 +307,7 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
     the sweep has several groups, which differ in their request lengths or targets.
     """
     has_groups = bool(curve.groups)
-    total_per_gpu = format.quantity(point.total_per_gpu) if has_groups else ""
+    total_per_gpu = throughput_cell(point, point.total_per_gpu) if has_groups else ""
     latencies = [latency_cell(point, name) for name in LATENCIES]
 
     return (
@@ -303,14 +316,39 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         _token_count(point.osl),
         point.short_label,
         slo_label(point),
-        format.quantity(point.requests_per_s),
-        format.quantity(point.output_per_s),
-        format.quantity(point.per_gpu),
+        throughput_cell(point, point.requests_per_s),
+        throughput_cell(point, point.output_per_s),
+        throughput_cell(point, point.per_gpu),
         total_per_gpu,
         format.quantity(point.per_user),
         *latencies,
         format.percent(point.slo_attainment),
         "" if point.answers is None else format_score_cell(point.answers.overall),
+    )
+
+
+def throughput_cell(point: LoadPointResult, rate: float | None) -> str:
+    """Return a rate of a load point, marked with * if the load point has no steady state."""
+    text = format.quantity(rate)
+    is_marked = not point.has_steady_state and text != format.NONE
+    return f"{WITHOUT_STEADY_STATE}{text}" if is_marked else text
+
+
+def describe_missing_steady_state(curve: SweepCurve) -> str:
+    """Return what the mark * of a throughput means and what to do, or "" if there is none."""
+    marked_points = [point for point in curve.load_points if not point.has_steady_state]
+    if not marked_points:
+        return ""
+
+    latencies_ms = [point.e2e_p50 for point in marked_points if point.e2e_p50 is not None]
+    duration = ""
+    if latencies_ms:
+        longest_s = max(latencies_ms) / MS_PER_S
+        duration = f" (p50 up to {format.duration(longest_s)})"
+
+    return (
+        f"{WITHOUT_STEADY_STATE}: throughput includes ramp-up and drain, because the load was "
+        f"short compared with the E2E latency{duration}; use a longer -d/--duration."
     )
 
 
@@ -416,21 +454,24 @@ def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:
     A load point with a higher load may have met the SLO and still not be the best one, for example
     because a lower load missed it. There is a sentence for each of these.
     """
-    yield (
-        f"Best load point within the SLO ({curve.slo}): {best.short_label}, "
-        f"{format.quantity(best.requests_per_s)} req/s, {_output_tokens(best)}."
+    # A closed loop has no offered load, so its load points are compared by their throughput.
+    criterion = (
+        "the highest throughput within" if best.is_closed_loop else "the highest load within"
     )
+    throughput = ""
+    if best.has_steady_state:
+        throughput = f": {format.quantity(best.requests_per_s)} req/s, {_output_tokens(best)}"
+    yield f"Best load point: {best.short_label}, {criterion} the SLO ({curve.slo}){throughput}."
+
     for point in points_within_slo(curve.points_above_best):
         yield _explain_point_above_best(curve, point)
 
     reason = lower_bound_reason(curve)
     if reason:
         is_highest_load = best is curve.load_points[-1]
-        if is_highest_load:
-            advice = "Test higher loads to find the limit."
-        else:
-            advice = "The capacity is at least this load."
-        yield f"This is a lower bound of the capacity: {reason}. {advice}"
+        advice = " Test higher loads to find the limit." if is_highest_load else ""
+        load = best.short_label if best.is_closed_loop else f"{best.short_label} offered"
+        yield f"A lower bound of the capacity is {load}: {reason}.{advice}"
 
 
 def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
@@ -563,22 +604,37 @@ def _is_lower(point: LoadPointResult, other: LoadPointResult) -> bool:
 
 
 def _describe_knee(curve: SweepCurve) -> Iterator[str]:
-    """Yield the load point at the knee, or that higher loads are needed to find it."""
+    """Yield the load point at the knee, or what is needed to find it.
+
+    Nothing is said of a curve with so few load points that no knee can be expected.
+    """
     knee = curve.knee_point
     if knee is not None:
         yield (
             f"Knee: {knee.short_label}, {_output_tokens(knee)} at an E2E p50 of "
             f"{format.milliseconds(knee.e2e_p50)} ms (highest ratio of throughput to latency)."
         )
-    elif len(curve.load_points) >= MIN_POINTS_FOR_KNEE:
+        return
+
+    if len(curve.load_points) < MIN_POINTS_FOR_KNEE:
+        return
+
+    comparable_count = len(points_for_knee(curve.load_points))
+    if comparable_count >= MIN_POINTS_FOR_KNEE:
         yield (
             "No knee yet: throughput still grows faster than E2E p50 at the highest load. Test "
             "higher loads."
         )
+    elif any(not point.has_steady_state for point in curve.load_points):
+        yield (
+            f"No knee: {comparable_count} of {_counted_points_of(curve)} have a steady state, and "
+            f"{MIN_POINTS_FOR_KNEE} are needed."
+        )
 
 
 def _output_tokens(point: LoadPointResult) -> str:
-    return f"{format.quantity(point.output_per_s)} output tok/s"
+    """Return the throughput of a load point, marked with * if it has no steady state."""
+    return f"{throughput_cell(point, point.output_per_s)} output tok/s"
 
 
 # The result of a sweep over several lengths or targets

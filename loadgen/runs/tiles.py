@@ -8,6 +8,7 @@ from loadgen.core import format
 from loadgen.render.page import Tile
 from loadgen.runs.cells import quantile_label, quantile_ms
 from loadgen.runs.rates import describe_late_ends, select_headline_rates
+from loadgen.runs.slo_text import NOT_JUDGED, is_judged
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -103,10 +104,14 @@ def _request_rate_tile(summary: Summary) -> Tile:
 def _success_tile(summary: Summary) -> Tile:
     """Return the share of requests that met the SLO, with the goodput.
 
+    An INVALID run that does not judge its SLO has neither.
+
     Without an SLO on requests, return the share of requests that succeeded instead. Requests that
     were cancelled or unfinished are in neither share.
     """
     goodput = summary.goodput
+    if goodput.share is not None and not is_judged(summary, goodput.met):
+        return Tile("SLO attainment", format.NONE, unit="", note=NOT_JUDGED)
     if goodput.share is not None:
         note = f"goodput {format.quantity(select_headline_rates(summary).goodput)} req/s"
         return Tile("SLO attainment", format.percent(goodput.share), unit="", note=note)

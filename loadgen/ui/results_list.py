@@ -455,7 +455,7 @@ def json_row(result: StoredResult) -> dict[str, object]:
             "output_tokens_per_s": selected.output_per_s,
             "ttft_p99_ms": selected.ttft_p99,
             "tpot_p99_ms": selected.tpot_p99,
-            "too_few_samples": list(selected.unsupported),
+            "too_few_samples": list(selected.latencies_with_few_samples),
         },
         "started": curve.started,
     }

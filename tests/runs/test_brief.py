@@ -15,10 +15,13 @@ import loadgen
 from loadgen.core.metrics.request_counts import ErrorKind
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
+from loadgen.core.metrics.uncertainty import WithheldStatistics
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.render import text as text_renderer
 from loadgen.runs import text
 from loadgen.runs.brief import MAX_LINES, UNRELIABLE_LATENCY_TITLE
 from loadgen.runs.rates import select_headline_rates
+from loadgen.runs.tiles import headline_tiles
 
 CASES: dict[str, dict[str, Any]] = {
     "met": {
@@ -232,3 +235,129 @@ def test_a_stopped_run_has_the_length_of_its_load_and_one_word_for_unsent_reques
     assert "7 cancelled" in brief
     assert "7 interrupted" not in brief
     assert not re.search(r"^interrupted +7", full, re.MULTILINE)
+
+
+def test_a_run_without_steady_state_says_what_its_throughput_includes(tmp_path: Path) -> None:
+    summary = loadgen.run(
+        "rag",
+        url="sim:gb300-vm",
+        request_rate=40,
+        num_requests=2000,
+        slo=("ttft:400ms:p95", "tpot:30ms:p95"),
+        seed=1,
+        out=tmp_path / "run",
+    ).summary
+    codes = [code.code for code in summary.verdict.warning_codes]
+    assert codes == ["virtual_time", "never_steady"]
+
+    output = render_brief(summary, Path("results/run"))
+
+    text_of_run = " ".join(output.split())
+    warning = text_of_run.partition("Measurement ")[2]
+    assert re.search(r"(49|50|51)[.\d]* s of load", warning)
+    assert re.search(r"5\d[.\d]* s per request", warning)
+    assert "ramp-up and drain" in warning
+    assert "--duration" in warning
+    assert "1 warning" not in text_of_run
+    assert len(output.splitlines()) <= MAX_LINES
+
+
+def with_warnings(summary: Summary, *warnings: tuple[str, str]) -> Summary:
+    """Return a summary whose warnings are these pairs of a code and a text."""
+    verdict = msgspec.structs.replace(
+        summary.verdict,
+        warnings=tuple(warning_text for _, warning_text in warnings),
+        warning_codes=tuple(ReasonCode(code=code, values={}) for code, _ in warnings),
+    )
+    return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def test_the_only_warning_is_shown_and_several_are_counted(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    short = ("unfinished", "Some requests were unfinished. Use a longer --grace")
+    long = ("note", f"The cache was off. {'Very ' * 50}long advice")
+    endless = ("note", "word " * 60)
+
+    def describe(*warnings: tuple[str, str]) -> str:
+        return " ".join(render_brief(with_warnings(summary, *warnings)).split())
+
+    only_short = describe(short)
+    assert "Some requests were unfinished. Use a longer --grace" in only_short
+    assert "(--full)" not in only_short
+
+    only_long = describe(long)
+    assert "The cache was off" in only_long
+    assert "Very" not in only_long
+
+    assert "1 warning (--full)" in describe(endless)
+    assert "2 warnings (--full)" in describe(short, long)
+
+    with_unsteady = describe(short, ("never_steady", "No steady state"), long)
+    assert "ramp-up and drain" in with_unsteady
+    assert "2 more warnings (--full)" in with_unsteady
+
+
+ADVICE = "Client and server share the cores of this host. Send from another host"
+
+
+def make_invalid(summary: Summary) -> Summary:
+    """Return a summary that is INVALID for two reasons with the same advice, with TTFT ranges."""
+    verdict = msgspec.structs.replace(
+        summary.verdict,
+        valid=False,
+        reasons=(f"Requests were sent late. {ADVICE}", f"Timestamps are uncertain. {ADVICE}"),
+        codes=tuple(ReasonCode(code=code) for code in ("sent_late", "arrivals_unsure")),
+        caveats=(f"{'statistic ' * 30}not reported",),
+        caveat_codes=(ReasonCode(code="withheld", values={"statistics": {"ttft": ["p95"]}}),),
+    )
+    ttft_ranges = WithheldStatistics(ranges={"p95": (4.91, 7.58)}, reason="uncertain")
+    return msgspec.structs.replace(
+        summary,
+        verdict=verdict,
+        goodput=msgspec.structs.replace(summary.goodput, met=None),
+        withheld_statistics={"ttft": ttft_ranges},
+    )
+
+
+def test_the_goodput_of_an_invalid_run_is_not_judged(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    invalid = make_invalid(summary)
+
+    for full in (False, True):
+        output = " ".join(text_renderer.render(text.report(invalid), full=full).split())
+        assert "not judged, because the run is INVALID" in output
+        assert "requests met the SLO" not in output
+        assert "met every limit" not in output
+
+    attainment_tile = headline_tiles(invalid)[-1]
+    assert attainment_tile.value == "-"
+    assert headline_tiles(summary)[-1].value == "100 %"
+
+
+def test_the_same_advice_of_several_reasons_is_printed_once(tmp_path: Path) -> None:
+    invalid = make_invalid(run_in_virtual_time(tmp_path / "run", "met"))
+
+    for full in (False, True):
+        output = " ".join(text_renderer.render(text.report(invalid), full=full).split())
+        assert output.count(ADVICE) == 1
+        finding_positions = [output.index(word) for word in ("sent late", "are uncertain")]
+        assert max(finding_positions) < output.index(ADVICE)
+
+
+def test_a_range_in_the_table_of_latencies_is_explained(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+
+    for full in (False, True):
+        invalid_output = text_renderer.render(text.report(make_invalid(summary)), full=full)
+        assert "4.91-7.58" in invalid_output
+        assert "lies between a and b" in invalid_output
+        assert "lies between" not in text_renderer.render(text.report(summary), full=full)
+
+    brief = " ".join(render_brief(make_invalid(summary)).split())
+    assert "are ranges or omitted" in brief
+
+
+def test_the_output_says_how_to_repeat_the_run(tmp_path: Path) -> None:
+    output = render_brief(run_in_virtual_time(tmp_path / "run", "met"))
+
+    assert "Reproduce  repeat the command with --seed 1" in output

@@ -33,7 +33,12 @@ from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs import sweep_analysis, sweep_curve, sweep_report
-from loadgen.runs.load_point_results import LoadPointResult
+from loadgen.runs.load_point_results import (
+    STEADY_STATE_RATES,
+    LoadPointResult,
+    average_repeats,
+    load_point_result,
+)
 from loadgen.search import capacity_files, experiment, stored_sweep, sweep
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.goal import Outcome
@@ -905,3 +910,70 @@ def test_a_sweep_whose_server_stops_reports_its_runs(
     stderr = capsys.readouterr().err
     assert code == 3 and f"are kept, and {expected_text.format(out=out)}" in stderr, stderr
     assert exits("report", str(out)) in (0, 3), "a busy host's senders are late"
+
+
+def short_load_point(name: str, output: float, **changes: object) -> LoadPointResult:
+    """Return a load point that met the SLO, whose load was too short for a steady state."""
+    return load_point_with_slo(
+        name,
+        True,
+        unsupported=STEADY_STATE_RATES,
+        requests_per_s=13.1,
+        output_per_s=output,
+        e2e_p50=10_464.0,
+        **changes,
+    )
+
+
+def test_the_throughput_of_a_load_point_without_steady_state_is_marked_and_explained() -> None:
+    steady = load_point_with_slo("r20", True, requests_per_s=18.6)
+    curve = curve_of(steady, short_load_point("r60", 8_329))
+
+    for full in (False, True):
+        output = as_text.render(sweep_report.sweep_report(curve), full=full)
+        assert "*13.1" in output
+        assert "*8,329" in output
+        assert "*18.6" not in output
+        explanation = " ".join(output.split())
+        assert explanation.count("*: throughput includes ramp-up and drain") == 1
+        assert "10.5 s" in explanation
+        assert "--duration" in explanation
+
+    without_short_points = as_text.render(sweep_report.sweep_report(curve_of(steady)))
+    assert "ramp-up" not in without_short_points
+
+
+def test_a_load_point_without_steady_state_is_no_evidence_of_a_knee() -> None:
+    rising = [load_point("r10", 100, 10), load_point("r20", 195, 10.2)]
+    short = [short_load_point(f"r{rate}", 150) for rate in (30, 40)]
+    steady = [msgspec.structs.replace(point, unsupported=(), e2e_p50=20.0) for point in short]
+
+    assert sweep_analysis.find_knee([*rising, *steady]) == "r20"
+    assert sweep_analysis.find_knee([*rising, *short]) == ""
+    assert "2 of 4 load points have a steady state" in describe_curve(*rising, *short)
+
+
+def test_the_lower_bound_of_the_capacity_is_the_offered_load() -> None:
+    text_of_short_curve = describe_curve(short_load_point("r60", 8_329))
+
+    assert "lower bound of the capacity is r60 offered" in text_of_short_curve
+    assert "13.1" not in text_of_short_curve, "the throughput is not that of a steady state"
+    assert "highest load within the SLO" in text_of_short_curve
+    assert "highest throughput within the SLO" in describe_curve(load_point_with_slo("c4", True))
+
+
+def test_a_load_point_has_a_steady_state_if_its_rates_are_those_of_one(
+    tmp_path: Path,
+) -> None:
+    stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
+    run_fixtures.write(tmp_path / "steady", rows(1, 150, 3.0), stages=(stage,))
+    summary = run_folder.open_run(tmp_path / "steady").summary
+    without_rates = msgspec.structs.replace(
+        summary, load=msgspec.structs.replace(summary.load, steady_completed_rps=None)
+    )
+
+    steady = load_point_result("steady", summary, None)
+    assert steady.has_steady_state
+    short = load_point_result("short", without_rates, None)
+    assert not short.has_steady_state
+    assert not average_repeats([steady, short]).has_steady_state

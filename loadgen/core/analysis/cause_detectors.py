@@ -981,8 +981,8 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     separation = _measure_separation(small.tpot_ns, large.tpot_ns, threshold_ns=threshold_ms * 1e6)
 
     evidence = (
-        f"TPOT was {small.median_tpot_ms:,.4g} ms with {small.median_size:,} requests in decode "
-        f"and {large.median_tpot_ms:,.4g} ms with {large.median_size:,} "
+        f"TPOT was {_format_ms(small.median_tpot_ms)} with {small.median_size:,} requests in "
+        f"decode and {_format_ms(large.median_tpot_ms)} with {large.median_size:,} "
         f"(limit {limit_ms:,.4g} ms); lower the load or add replicas"
     )
     return make_cause("batch", separation, evidence)
@@ -1006,16 +1006,20 @@ def _cause_by_equal_tpot(tpot_ns: Ints, batches: _BatchComparison, limit_ms: flo
     is_near_median = relative_differences < _NEAR_MEDIAN
     share_near_median = float(is_near_median.mean())
 
-    median_ms = median_ns / 1e6
     small_size = batches.small.median_size
     large_size = batches.large.median_size
     evidence = (
-        f"TPOT was about {median_ms:,.4g} ms for nearly all requests, with "
-        f"{format.value_range(f'{small_size:,}', f'{large_size:,}')} in decode "
-        f"(limit {limit_ms:,.4g} ms); the load or the server's own speed"
+        f"TPOT was about {_format_ms(median_ns / 1e6)} (limit {limit_ms:,.4g} ms) with "
+        f"{format.value_range(f'{small_size:,}', f'{large_size:,}')} requests in decode; test a "
+        "lower load: if TPOT stays as high, the server is too slow"
     )
 
     return make_cause("batch", share_near_median, evidence, "possible")
+
+
+def _format_ms(milliseconds: float) -> str:
+    """Return a time with its unit and three significant digits: 45.03 is "45 ms"."""
+    return f"{format.milliseconds(milliseconds).removesuffix('.0')} ms"
 
 
 COMPARING_DETECTORS: tuple[Detector, ...] = (

@@ -8,7 +8,7 @@ time. docs/reference/summary.md lists the codes.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from loadgen.core import format as text_format
@@ -55,7 +55,7 @@ SENTENCES = {
         "{dropped:,} of {requests:request|requests} ({share:share}, limit {limit:share}) were not "
         "sent because of the in-flight limit. Raise --max-in-flight or max_in_prefill"
     ),
-    "worker_died": "Worker {worker} died{node:on}. Its remaining requests are lost",
+    "worker_died": "Worker {worker} died{node:on}, and its remaining requests are lost",
     "interrupted": "The run was interrupted before the planned load was complete",
     "stopped": (
         "The run ended early because a target stopped responding (--set "
@@ -70,7 +70,7 @@ SENTENCES = {
         "{requests:request|requests} that ended within {window_s:.0f} s exceeded the limit"
     ),
     # Caveats, which are shown beside VALID.
-    "withheld": "{statistics:statistics} not reported: {why}",
+    "withheld": "{statistics:statistics} not reported{statistics:exactly}: {why}",
     "failures": (
         "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) failed at "
         "the server or on the network. Latencies are those of successful requests; the table of "
@@ -192,8 +192,8 @@ SENTENCES = {
         "{needed} are needed"
     ),
     "never_steady": (
-        "No steady-state metrics: {because:part} as long as measured requests were scheduled. Use "
-        "a longer --duration"
+        "No steady state: {because:part} during the whole load, so throughput includes ramp-up and "
+        "drain. Use a longer --duration"
     ),
     "gaps_differ": (
         "Arrivals deviate from the plan: inter-arrival CV {variation:.2f} (target {planned:.2f})"
@@ -263,8 +263,8 @@ SENTENCES = {
     "not_judged": "SLO objectives not evaluated: {metrics:list}, because {because:part}",
     "virtual_time": "Simulated in virtual time ({preset}), without a network or a client",
     "extrapolated": (
-        "The performance model extrapolates: {sequences:,.0f} sequences per iteration on average, "
-        "below the measured {limit:,.0f}"
+        "The performance model extrapolates: the mean batch size is {sequences:,.0f}, and the "
+        "model was measured from {limit:,.0f} on"
     ),
     "paused": (
         "Sequences were preempted {times:,} times because the KV cache was full, and computed again"
@@ -351,6 +351,22 @@ def format_reason(
         return reason.code
 
 
+def join_reasons(reasons: Iterable[str]) -> str:
+    """Return the reasons why runs are INVALID as one text: first all findings, then what to do.
+
+    The first sentence of a reason is its finding, and the others are the advice. Several reasons
+    may have the same finding or advice, which is stated once.
+    """
+    findings = []
+    advice = []
+    for reason in reasons:
+        finding, _, advice_of_reason = reason.partition(". ")
+        findings.append(finding)
+        if advice_of_reason:
+            advice.append(advice_of_reason)
+    return ". ".join(dict.fromkeys([*findings, *advice]))
+
+
 _MISFIT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
 """What formatting a sentence raises if a value is missing or has another type than it expects."""
 
@@ -434,6 +450,11 @@ def _format_withheld(statistics_by_metric: Mapping[str, list[str]]) -> str:
     )
 
 
+def _format_exactness(statistics_by_metric: Mapping[str, list[str]]) -> str:
+    """Return " exactly" for single statistics, whose ranges are reported; "" for whole metrics."""
+    return " exactly" if any(statistics_by_metric.values()) else ""
+
+
 def _format_addresses(addresses: Sequence[str]) -> str:
     more = " and more" if len(addresses) > MAX_ADDRESSES else ""
     return f"{', '.join(addresses[:MAX_ADDRESSES])}{more}" or "no address"
@@ -475,4 +496,5 @@ FORMATS: Formats = {
     "list": ", ".join,
     "addresses": _format_addresses,
     "statistics": _format_withheld,
+    "exactly": _format_exactness,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -361,7 +362,7 @@ def test_the_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
             "28",
             ("-d", "5m", "--warmup", "3m"),
             "batch",
-            "Possible: TPOT was about",
+            r"Possible: TPOT was about \d\d(\.\d)? ms \(limit 45 ms\) .* test a lower load",
         ),
         (
             "80",
@@ -401,9 +402,8 @@ def test_an_objective_that_all_requests_miss_has_a_cause(
             ]
         )
     document = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
-    assert document["text"].startswith(expected_text) and bool(document["text"]) == bool(
-        expected_text
-    )
+    assert re.match(expected_text, document["text"])
+    assert bool(document["text"]) == bool(expected_text)
     printed = " ".join(capsys.readouterr().out.split())
-    assert (expected_text or "No bottleneck found.") in printed
+    assert re.search(expected_text or r"No bottleneck found\.", printed)
     assert [cause["code"] for cause in document["causes"]][:1] == [code] * bool(code)
