@@ -25,8 +25,9 @@ can be trusted. It is for people who compare their own measurements with public 
 `loadgen size` without a measurement of their own. None of these numbers was measured by loadgen.
 
 The command `loadgen size` computes how many machines a load needs. It accepts `published:NAME` in
-place of a measurement. NAME is a part of the name of a system in the table of [MLPerf
-results](#mlperf-inference-llama-2-70b-output-tokenss).
+place of a measurement. NAME is any text that only one system in the table of [MLPerf
+results](#mlperf-inference-llama-2-70b-output-tokenss) has in its name. For example,
+`published:5.1-0008` is the GB200 machine of Azure.
 """
 NEXT = """
 ## What to read next
@@ -52,8 +53,12 @@ are sent at once. In Server, requests arrive at random and have generous latency
 Interactive, the limits are strict.
 """
 MLPERF_REMARKS = """
-The results of MLPerf Inference for Llama 2 70B come from different rounds and submitters. Consider
-this before you compare two of them:
+Can you compare two results of Llama 2 70B in the benchmark MLPerf Inference with each other? Only
+with care, because they come from different years and companies.
+
+A system can have three rates in output tokens per second. In Offline, all requests are sent at
+once. In Server, requests arrive at random with generous latency limits. In Interactive, the limits
+are strict. Compare only rates of one scenario, and consider:
 """
 LATENCY_INTRODUCTION = """
 How long do users wait at the request rates of public MLPerf runs? The table shows TTFT (time to
@@ -67,19 +72,32 @@ columns describe the data set of each benchmark: how many samples it has, how lo
 outputs may be in tokens, and the mean length of the reference outputs.
 """
 CAPACITY_INTRODUCTION = """
-How many requests per second can a rack of 72 GB300 GPUs serve? The report about the rack has a
-table for four kinds of applications. We computed its numbers in three ways. Only the first way,
-which divides by input and output tokens, gives the published numbers:
+How many requests per second can a rack of 72 GB300 GPUs serve? The numbers that were published with
+its rate of 1,100,948 tokens/s cannot be used for planning. For planning, use the last column of
+this table, and only as an upper limit:
 """
 CAPACITY_REMARKS = """
 The report about a rack of 72 GB300 GPUs says how many requests per second it can serve for four
 kinds of applications. Users would not see these rates, for several reasons:
 """
+CAPACITY_EXPLANATION = """
+The published numbers were computed, not measured. The computation divides output tokens per second
+by all tokens of a request, input and output. This mixes two different counts of tokens.
+
+The last column divides by the output tokens only. It also uses a lower rate of the rack, {rate}
+tokens/s. This is the rate if all tokens are divided by the time of the slowest machine.
+
+The rate of the rack was measured with all requests sent at once, and without a latency limit. A
+rack that has to respond quickly serves fewer requests.
+"""
 NODES_INTRODUCTION = """
-The published result of the rack with 72 GB300 GPUs, 1,100,948 tokens/s, consists of 18 separate
-runs of Llama 2 70B in NVFP4. Each ran on one virtual machine (ND GB300 v6) with four GPUs, and sent
-all requests at once. This section shows how the total follows from these runs, and why it is too
-high for the rack as one system.
+How was the published rate of the rack with 72 GB300 GPUs, {sum} tokens/s, computed? It is a sum of
+18 rates, and too high for the rack as one system. If you compare it with another rack, use {rate}
+tokens/s, which is {less:.1f} % less.
+
+The rack consists of 18 virtual machines (ND GB300 v6) with four GPUs each. Each machine ran Llama 2
+70B in NVFP4, and got all its requests at once. Its rate is its output tokens divided by its own
+time.
 """
 
 
@@ -123,12 +141,14 @@ def _table_section(
     notes: Sequence[str] = (),
     left: int = 1,
     unit: str = "",
+    explanation: str = "",
 ) -> Section:
-    """Return a section: introduction, rows of a published table, notes and source."""
+    """Return a section: introduction, rows of a published table, explanation, notes and source."""
     return section(
         source.title + unit,
-        _paragraph(introduction),
+        *_paragraphs(introduction),
         Table(head, rows, label_columns=left),
+        *_paragraphs(explanation),
         Bullets(notes),
         _source_paragraph(source),
     )
@@ -136,19 +156,24 @@ def _table_section(
 
 def _remarks_section(heading: str, introduction: str, remarks: Sequence[str]) -> Section:
     """Return the remarks on a table, which stand below it as a section of their own."""
-    return section(heading, _paragraph(introduction), Bullets(remarks), is_subsection=True)
+    return section(heading, *_paragraphs(introduction), Bullets(remarks), is_subsection=True)
 
 
-def _paragraph(text: str) -> Paragraph:
-    """Return a text as one paragraph without line breaks."""
-    return Paragraph(" ".join(text.split()))
+def _paragraphs(text: str) -> list[Paragraph]:
+    """Return the paragraphs of a text, which empty lines divide, without line breaks."""
+    return [Paragraph(" ".join(part.split())) for part in text.split("\n\n") if part.strip()]
+
+
+def _list_unlabelled_notes(source: published.PublishedTable[published.R]) -> list[str]:
+    """Return the notes of a table and of its rows, without the names of the rows."""
+    texts = published.load_notes()
+    keys = [*source.notes, *(key for row in source.rows for key in row.notes)]
+    return [texts[key] for key in dict.fromkeys(keys)]
 
 
 def _source_paragraph(source: published.PublishedTable[published.R]) -> Paragraph:
     """Return the paragraph that names the source, the date and the quality of a table."""
-    return Paragraph(
-        f"Source: {source.source}. Date: {source.date}. Quality: {source.quality}.", "soft"
-    )
+    return Paragraph(f"Source: {source.source}. Date: {source.date}. {source.quality}", "soft")
 
 
 def _cells(
@@ -168,20 +193,24 @@ def _cells(
 def _nodes() -> list[Section]:
     source = published.load_nodes()
     rack = published.compute_rack_rates(source.rows)
-    ratio = rack.single_clock / rack.sum_of_rates - 1
+    introduction = NODES_INTRODUCTION.format(
+        sum=f"{rack.sum_of_rates:,.0f}",
+        rate=f"{rack.single_clock:,.0f}",
+        less=100 * (1 - rack.single_clock / rack.sum_of_rates),
+    )
     remarks = (
-        f"Each virtual machine reached {rack.slowest_node:,.0f} to {rack.fastest_node:,.0f} "
-        f"tokens/s, with a mean of {rack.mean:,.0f} and a median of {rack.median:,.0f}.",
-        f"The published rate of the rack, {rack.sum_of_rates:,.0f} tokens/s, is the sum of these "
-        "rates. But the machines did not finish at the same time. If all tokens are divided by the "
-        f"time of the slowest machine, the rate is {rack.single_clock:,.0f} tokens/s "
-        f"({ratio:+.1%}). This is the rate of the rack as one system.",
-        "The results of all machines are in the file loadgen/data/reference/nodes.yaml.",
+        f"Each machine reached {rack.slowest_node:,.0f} to {rack.fastest_node:,.0f} tokens/s, with "
+        f"a mean of {rack.mean:,.0f} and a median of {rack.median:,.0f}. The results of all "
+        "machines are in the file loadgen/data/reference/nodes.yaml.",
+        "The machines did not finish at the same time. The sum of their rates ignores that the "
+        "fast machines had nothing to do while the slow ones were still working.",
+        f"If all tokens are divided by the time of the slowest machine, the rate is "
+        f"{rack.single_clock:,.0f} tokens/s. This is the rate of the rack as one system.",
     )
     return [
         section(
             source.title,
-            _paragraph(NODES_INTRODUCTION),
+            *_paragraphs(introduction),
             Bullets([*remarks, *published.list_notes(source)]),
             _source_paragraph(source),
         )
@@ -219,13 +248,15 @@ def _mlperf() -> list[Section]:
         "Quality: MLCommons verified the results that are marked as verified. For the rows marked "
         "as summary, only the summary of the round was available to us.",
         "Round: 99 and 99.9 are the accuracy that the round demands, in percent of the reference.",
+        "In the names of systems, 1400W is the nominal power of a GPU. A GB300 rack of Azure "
+        "consists of 18 virtual machines (18 x ND GB300 v6), whose runs Signal65 observed.",
     )
     return [
         _table_section(
             source, MLPERF_INTRODUCTION, head, rows, columns, left=2, unit=", output tokens/s"
         ),
         _remarks_section(
-            "How to compare these results", MLPERF_REMARKS, published.list_notes(source)
+            "How to compare these results", MLPERF_REMARKS, _list_unlabelled_notes(source)
         ),
     ]
 
@@ -278,13 +309,12 @@ def _capacity() -> list[Section]:
     rack = published.compute_rack_rates(published.load_nodes().rows)
     columns = (
         ("application", "{0.profile.title} ({0.profile.profile})"),
-        ("tokens per request", "{0.profile.tokens:,}"),
-        ("of these, output", "{0.profile.output:,}"),
+        ("input and output tokens per request", "{0.profile.tokens:,}"),
+        ("output tokens per request", "{0.profile.output:,}"),
         ("published requests/s", "~{0.profile.published_per_s:,.0f}"),
-        ("recomputed from all tokens", "{0.per_token:,.1f}"),
-        ("from output tokens only", "{0.per_output_token:,.0f}"),
+        ("requests/s, 1,100,948 tokens/s divided by all tokens", "{0.per_token:,.1f}"),
         (
-            "from output tokens, rack timed as one system",
+            "upper limit in requests/s, divided by output tokens only",
             "{0.per_output_token_on_single_clock:,.0f}",
         ),
     )
@@ -300,16 +330,13 @@ def _capacity() -> list[Section]:
         "Peaks of the load, the pauses of users, routing, and machines that fail are not "
         "considered.",
     )
-    columns = (
-        f"The last column uses {rack.single_clock:,.0f} tokens/s, the rate of the rack if all "
-        "tokens are divided by the time of its slowest machine.",
-    )
+    explanation = CAPACITY_EXPLANATION.format(rate=f"{rack.single_clock:,.0f}")
     return [
-        _table_section(source, CAPACITY_INTRODUCTION, head, rows, columns),
+        _table_section(source, CAPACITY_INTRODUCTION, head, rows, explanation=explanation),
         _remarks_section(
             "Why these rates are not a capacity for users",
             CAPACITY_REMARKS,
-            [*remarks, *published.list_notes(source)],
+            [*remarks, *_list_unlabelled_notes(source)],
         ),
     ]
 
