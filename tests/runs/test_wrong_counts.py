@@ -142,7 +142,7 @@ def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
 
     assert_in_every_output(summary.verdict.reasons[0], tmp_path / "r", summary)
     rendered_text = " ".join(text(summary).split())
-    assert "SLO NOT JUDGED" in rendered_text and "MISSED" not in rendered_text, (
+    assert "SLO not judged" in rendered_text and "MISSED" not in rendered_text, (
         "it is not known what the server would have done"
     )
     # The measurement, its objective, and whether the load was sustained.
