@@ -153,6 +153,7 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
     return [
         section("", verdict_paragraph),
         section("", Table(head, rows, kind="remarks", label_columns=label_columns)),
+        section("", Facts([_describe_level_load(level) for level in validation.levels])),
         section(
             "",
             Paragraph(_explain_recommended_terms(validation), "soft"),
@@ -160,6 +161,12 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
             Paragraph(describe_next_step(validation)),
         ),
     ]
+
+
+def _describe_level_load(level: LevelVerdict) -> tuple[str, str]:
+    """Return the name of a level and the load that it was judged under."""
+    parts = (level.workload, level.load, f"{level.requests:,} requests")
+    return f"Level {level.name}", ", ".join(part for part in parts if part)
 
 
 def _format_brief_interval(

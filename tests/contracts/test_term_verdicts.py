@@ -797,7 +797,7 @@ def test_the_interval_of_each_term_names_the_confidence_of_its_analysis(
         terms=terms,
     )
     validation = replace(validation_with("PASS", analyses=2), levels=(level,))
-    _, table_section, _ = sections.build_brief_sections(validation, Paragraph(""))
+    _, table_section, *_ = sections.build_brief_sections(validation, Paragraph(""))
     (table,) = table_section.parts
     assert isinstance(table, Table)
     assert table.head[-2:] == (column, "term")
