@@ -40,7 +40,7 @@ DIFFERENT_SLOS = (
     "The sources were measured under different SLOs (see below), so they are not comparable."
 )
 HOURS_PAID = f"Machines are paid for all {HOURS_PER_MONTH} hours of a month."
-BRACKETS = "95 % CI in brackets"
+BRACKETS = "[95 % CI]"
 SERVING_COLOR = "c1"
 SPARE_COLOR = "c6"
 SERVING = "serve the load"

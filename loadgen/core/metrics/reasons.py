@@ -360,11 +360,17 @@ def join_reasons(reasons: Iterable[str]) -> str:
     findings = []
     advice = []
     for reason in reasons:
-        finding, _, advice_of_reason = reason.partition(". ")
+        finding, advice_of_reason = _split_first_sentence(reason)
         findings.append(finding)
         if advice_of_reason:
             advice.append(advice_of_reason)
     return ". ".join(dict.fromkeys([*findings, *advice]))
+
+
+def _split_first_sentence(paragraph: str) -> tuple[str, str]:
+    """Return the first sentence without its period, and the rest, which may be empty."""
+    first_sentence, _, rest = paragraph.partition(". ")
+    return first_sentence, rest
 
 
 _MISFIT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
