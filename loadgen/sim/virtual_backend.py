@@ -63,6 +63,7 @@ from loadgen.sim.virtual_records import (
     RecordOptions,
     VirtualRecords,
     build_records,
+    build_whole_response_columns,
 )
 from loadgen.sim.virtual_run_files import (
     RunContents,
@@ -80,6 +81,7 @@ def simulate(
     *,
     source: str = "estimate",
     checks: Sequence[InterimCheck] = (),
+    is_streamed: bool = True,
     keep_events: bool = False,
 ) -> tuple[VirtualRecords, Simulation]:
     """Simulate a schedule in virtual time.
@@ -91,11 +93,15 @@ def simulate(
         bounds: The limits of the load.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
         checks: Interim checks of the requests that have ended, each of which may end the load.
+        is_streamed: Whether the client gets responses token by token, not as a whole.
         keep_events: Whether the single output events are kept.
 
     Returns:
         What was recorded, and the simulation after its end.
     """
+    if not is_streamed:
+        checks = [_check_whole_responses(check) for check in checks]
+
     simulation = Simulation(
         schedule,
         request_sizer,
@@ -112,10 +118,22 @@ def simulate(
         tokens_per_event=system.tokens_per_event,
         source=source,
         reports_cached_tokens=system.limits.block_reuse,
+        is_streamed=is_streamed,
         keep_events=keep_events,
     )
     results = build_records(simulation.requests, simulation.iteration_ends_ns, schedule, options)
     return results, simulation
+
+
+def _check_whole_responses(check: InterimCheck) -> InterimCheck:
+    """Return the interim check of responses that are not streamed, which come as a whole."""
+
+    def ends(now_ns: int, records: NDArray[np.void]) -> bool:
+        for name, column in build_whole_response_columns(records).items():
+            records[name] = column
+        return check.ends(now_ns, records)
+
+    return InterimCheck(check.every_ns, ends)
 
 
 @contextlib.contextmanager
@@ -353,6 +371,7 @@ def _simulate_plan(
         bounds,
         source=plan.tokenizer.tag,  # "tokenizer" or "estimate": how the client counts tokens
         checks=checks,
+        is_streamed=settings.stream,
         keep_events=stores_gaps,
     )
 

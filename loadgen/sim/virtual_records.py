@@ -7,7 +7,7 @@ end times of the iterations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,12 +67,15 @@ class RecordOptions(NamedTuple):
         tokens_per_event: Tokens of each output event after the first.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
         reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.
+        is_streamed: Whether the client gets responses token by token. Otherwise a response is one
+            event.
         keep_events: Whether the single events are kept.
     """
 
     tokens_per_event: int
     source: str
     reports_cached_tokens: bool
+    is_streamed: bool = True
     keep_events: bool = False
 
 
@@ -139,7 +142,11 @@ def _build_events(
         stage_count: The number of stages.
         options: The tokens per event, and whether single events are kept.
     """
-    spans = _build_token_spans(sent, pauses)
+    if options.is_streamed:
+        spans = _build_token_spans(sent, pauses)
+    else:
+        spans = _build_response_spans(sent)
+
     counts = count_events(
         spans, iteration_ends_ns, stage_of_sent, stage_count, options.tokens_per_event
     )
@@ -174,8 +181,48 @@ def _build_columns_after_run(
     )
     columns["max_gap_ns"] = counts.largest_gap_ns
     columns["output_events"] = counts.events
+    if not options.is_streamed:
+        columns |= build_whole_response_columns(columns)
 
     return columns
+
+
+def build_whole_response_columns(
+    columns: Mapping[str, Column] | NDArray[np.void],
+) -> dict[str, Column]:
+    """Return the columns that differ if responses are not streamed.
+
+    Such a response comes as a whole when its last token is ready, as one event. So its time to
+    first token is the time of the whole response. A request that failed got no part of it.
+
+    Args:
+        columns: Columns of records of streamed responses, by name, or records with these fields.
+    """
+    last_token_ns = np.asarray(columns["last_token_ns"])
+    output_tokens = np.asarray(columns["output_tokens"])
+    has_tokens = last_token_ns >= 0
+    is_failed = np.asarray(columns["status"]) != STATUS["ok"]
+
+    is_lost = has_tokens & is_failed
+    response_ns = np.where(is_lost, -1, last_token_ns)
+    changed: dict[str, Column] = {
+        name: np.where(has_tokens, response_ns, columns[name]) for name in _RESPONSE_TIMES
+    }
+    changed["first_event_tokens"] = np.where(has_tokens & ~is_failed, output_tokens, 0)
+    changed["output_tokens"] = np.where(is_lost, -1, output_tokens)
+    changed["output_source"] = np.where(is_lost, _UNKNOWN_SOURCE, columns["output_source"])
+    return changed
+
+
+_RESPONSE_TIMES = (
+    "first_byte_ns",
+    "first_event_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "end_ns",
+)
+"""The times of a response that are equal if the response comes as a whole."""
 
 
 def records_of_ended_requests(
@@ -468,6 +515,13 @@ def _build_final_spans(sent: SentColumns) -> TokenSpans:
         first=sent.resumed_iteration[record_index],
         last=sent.last_iteration[record_index],
     )
+
+
+def _build_response_spans(sent: SentColumns) -> TokenSpans:
+    """Return a span of one iteration for each completion that comes as a whole: its last one."""
+    spans = _build_final_spans(sent)
+    is_received = ~_find_failed(sent)[spans.record_index]
+    return spans.select(is_received)._replace(first=spans.last[is_received])
 
 
 def _find_records(sent: SentColumns, slots: Ints) -> Ints:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from expected_errors import refused
@@ -233,8 +234,12 @@ def test_an_slo_with_a_fluidity_objective_is_undecided_without_streaming(tmp_pat
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     flags = read_flags(request_rate="20", num_requests="200", seed="7", warmup="0")
     workload = load(str(tmp_path / "w.yaml"), flags)
-    # The TPOT limit cannot be judged, but the objective needs it as a deadline.
-    workload = workload.model_copy(update={"slo": slo_of(1000, NINETY_AT_P95)})
+    # The TPOT limit cannot be judged, but the objective needs it as a deadline. Without streaming,
+    # the TTFT is the time of the whole response.
+    slo = slo_of(1000, NINETY_AT_P95)
+    slow_ttft = msgspec.structs.replace(slo.terms[0], limit_ns=60_000 * MS)
+    slo = msgspec.structs.replace(slo, terms=(slow_ttft, slo.terms[1]))
+    workload = workload.model_copy(update={"slo": slo})
     settings = Settings(url="sim:gb300-vm", stream=False, out=tmp_path / "run")
     summary = loadgen.load(execute(workload, settings)[1]).summary
 
