@@ -1010,8 +1010,8 @@ def _cause_by_equal_tpot(tpot_ns: Ints, batches: _BatchComparison, limit_ms: flo
     large_size = batches.large.median_size
     evidence = (
         f"TPOT was about {_format_ms(median_ns / 1e6)} (limit {limit_ms:,.4g} ms) with "
-        f"{format.value_range(f'{small_size:,}', f'{large_size:,}')} requests in decode; if TPOT "
-        "is lower at a lower load, the load was too high, else the server is too slow"
+        f"{format.value_range(f'{small_size:,}', f'{large_size:,}')} requests in decode; if a "
+        "lower load helps, the load was too high, else the server is too slow"
     )
 
     return make_cause("batch", share_near_median, evidence, "possible")

@@ -362,7 +362,7 @@ def test_the_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
             "28",
             ("-d", "5m", "--warmup", "3m"),
             "batch",
-            r"Possible: TPOT was about \d\d(\.\d)? ms \(limit 45 ms\) .* at a lower load",
+            r"Possible: TPOT was about \d\d(\.\d)? ms \(limit 45 ms\) .* if a lower load",
         ),
         (
             "80",
