@@ -419,22 +419,24 @@ def test_a_response_that_is_not_streamed_comes_as_one_event_at_its_end(tmp_path:
     )
     written = workload(tmp_path, text)
     _, streamed_dir = execute(written, Settings(url=TARGET, out=tmp_path / "streamed"))
-    summary, whole_dir = execute(
-        written, Settings(url=TARGET, out=tmp_path / "whole", stream=False)
+    summary, unstreamed_dir = execute(
+        written, Settings(url=TARGET, out=tmp_path / "unstreamed", stream=False)
     )
 
     streamed = np.sort(store.read_run(streamed_dir).rows, order="slot")
-    whole = np.sort(store.read_run(whole_dir).rows, order="slot")
-    assert (whole["done_ns"] == streamed["done_ns"]).all(), "the server computes the same"
-    assert (whole["server_prefill_ns"] == streamed["server_prefill_ns"]).all()
+    unstreamed = np.sort(store.read_run(unstreamed_dir).rows, order="slot")
+    assert (unstreamed["done_ns"] == streamed["done_ns"]).all(), "the server computes the same"
+    assert (unstreamed["server_prefill_ns"] == streamed["server_prefill_ns"]).all()
 
-    is_ok = whole["status"] == STATUS["ok"]
+    is_ok = unstreamed["status"] == STATUS["ok"]
     assert 0 < is_ok.sum() < 40
     for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
-        assert (whole[name] == np.where(is_ok, streamed["last_token_ns"], -1)).all()
-    assert (whole["output_events"] == is_ok).all()
-    assert (whole["first_event_tokens"] == np.where(is_ok, whole["output_tokens"], 0)).all()
-    assert (whole["output_tokens"][~is_ok] == -1).all(), "nothing of the response was received"
+        assert (unstreamed[name] == np.where(is_ok, streamed["last_token_ns"], -1)).all()
+    assert (unstreamed["output_events"] == is_ok).all()
+    assert (
+        unstreamed["first_event_tokens"] == np.where(is_ok, unstreamed["output_tokens"], 0)
+    ).all()
+    assert (unstreamed["output_tokens"][~is_ok] == -1).all(), "nothing of the response was received"
 
     assert summary.ttft_ms.p50 == summary.e2e_ms.p50
     assert summary.tpot_ms.count == summary.max_gap_ms.count == summary.inter_chunk_ms.count == 0
