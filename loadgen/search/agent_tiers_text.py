@@ -54,10 +54,12 @@ def describe_sessions(result: TierResult) -> str:
     "at least 64" means that more was not tried: 64 is the highest number that was allowed, or the
     search was stopped.
     """
-    sessions = None if result.agents is None else result.agents.sessions
+    if result.agents is None:  # its search has not ended
+        return "not known"
+
+    sessions = result.agents.sessions
     if sessions is None:
-        has_shown_none = result.agents is not None and result.state == "none"
-        return "none" if has_shown_none else "not known"
+        return "none" if result.state == "none" else "not known"
 
     may_be_higher = result.lower_bound or result.state == "stopped"
     return f"at least {sessions:g}" if may_be_higher else f"{sessions:g}"
