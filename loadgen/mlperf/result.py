@@ -755,6 +755,10 @@ def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
         yield Reason(kind="limit", text=text)
 
 
+UNSIGNED_RANGE = 2**64
+"""The number of values of an unsigned 64-bit integer."""
+
+
 def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
     """Return the statistics of a distribution that LoadGen prints: extremes, mean, percentiles.
 
@@ -772,7 +776,7 @@ def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
 
     # Unresolved values come last, so all queries completed if the largest value is a latency.
     have_all_completed = ordered_ns[-1] < UNRESOLVED
-    mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count) if have_all_completed else None
+    mean_ns = _divide_like_loadgen(int(ordered_ns.sum()), count) if have_all_completed else None
     percentile_indexes = [quantile_index(count, percentile) for percentile in PERCENTILES]
 
     return LoadGenSpread(
@@ -790,9 +794,14 @@ def _resolved_value_at(ordered_ns: NDArray[np.int64], index: int) -> int | None:
     return None if value_ns >= UNRESOLVED else value_ns
 
 
-def _divide_towards_zero(total: int, divisor: int) -> int:
-    """Return the quotient rounded towards zero, as C++ divides integers."""
-    return total // divisor if total >= 0 else -(-total // divisor)
+def _divide_like_loadgen(total_ns: int, count: int) -> int:
+    """Return the mean that LoadGen computes from a total, which may be negative.
+
+    LoadGen divides a signed 64-bit total by an unsigned count. C++ converts a negative total to an
+    unsigned number first (2**64 is added), and the quotient back to a signed one.
+    """
+    quotient = total_ns % UNSIGNED_RANGE // count
+    return quotient - UNSIGNED_RANGE if quotient >= UNSIGNED_RANGE // 2 else quotient
 
 
 def _rate_per_s(count: int, length_ns: int | None) -> float | None:

@@ -366,6 +366,23 @@ def test_a_run_that_is_too_short_agrees_with_mlperf_loadgen(tmp_path: Any) -> No
     assert (our_mlperf_result.min_duration_met, our_mlperf_result.exit_code) == (False, 3)
 
 
+@pytest.mark.parametrize(
+    ("total_ns", "count", "mean_ns"),
+    [
+        (7_614_900, 900, 8_461),
+        # LoadGen 6.0.17 printed this mean on a slow host: it divides as unsigned integers.
+        (-7_614_900, 900, 20_496_382_304_113_263),
+        (-5, 1, -5),
+    ],
+)
+def test_a_mean_of_negative_times_is_the_one_that_loadgen_prints(
+    total_ns: int, count: int, mean_ns: int
+) -> None:
+    values_ns = np.zeros(count, np.int64)
+    values_ns[0] = total_ns
+    assert result._compute_spread(values_ns).mean == mean_ns
+
+
 def test_one_token_responses_agree_with_mlperf_loadgen(tmp_path: Any) -> None:
     """LoadGen gives such queries no tokens and a negative TPOT; our metrics leave them out."""
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
