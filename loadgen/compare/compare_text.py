@@ -328,7 +328,7 @@ def _list_naming_clauses(differences: Sequence[Difference]) -> Iterator[str]:
 def _describe_directions(differences: Sequence[Difference]) -> str:
     """Return which metrics are lower and which are higher than those of the first side."""
     lower = [difference for difference in differences if (difference.change or 0.0) < 0]
-    higher = [difference for difference in differences if difference not in lower]
+    higher = [difference for difference in differences if (difference.change or 0.0) >= 0]
     clauses = []
     if lower:
         clauses.append(f"lower in {_join_names(lower)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format, seeds, slo
+from loadgen.core.metrics.reasons import split_first_sentence
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
@@ -726,7 +727,7 @@ def _shorten_warning(text: str) -> str:
     """Return a warning, its first sentence if it is long, or "" if that is long as well."""
     if len(text) <= MAX_WARNING_LENGTH:
         return text
-    first_sentence = text.partition(". ")[0]
+    first_sentence, _ = split_first_sentence(text)
     return first_sentence if len(first_sentence) <= MAX_WARNING_LENGTH else ""
 
 

@@ -156,10 +156,10 @@ def load_described_tiers(output_dir: Path) -> DescribedTiers:
     Raises:
         UserError: There is no `tiers.json`, or a file is damaged.
     """
-    return describe_tiers(output_dir, read_tiers(output_dir))
+    return add_trial_facts(output_dir, read_tiers(output_dir))
 
 
-def describe_tiers(output_dir: Path, stored: StoredTiers) -> DescribedTiers:
+def add_trial_facts(output_dir: Path, stored: StoredTiers) -> DescribedTiers:
     """Return tiers with the model and with what limited each of them, read from their trials."""
     models: list[str] = []
     limited_by: dict[str, tuple[str, ...]] = {}
@@ -176,8 +176,8 @@ def describe_tiers(output_dir: Path, stored: StoredTiers) -> DescribedTiers:
         if limits:
             limited_by[result.tier] = tuple(limits)
 
-    fields = {name: getattr(stored, name) for name in StoredTiers.__struct_fields__}
     model = models[0] if models else ""
+    fields = msgspec.structs.asdict(stored)
     return DescribedTiers(**fields, model=model, limited_by=limited_by)
 
 

@@ -243,7 +243,7 @@ def _print_result(output_dir: Path, stored: StoredTiers, *, as_json: bool, full:
     if as_json:
         sys.stdout.write(format.document(stored).decode())
         return
-    described = agent_tiers.describe_tiers(output_dir, stored)
+    described = agent_tiers.add_trial_facts(output_dir, stored)
     print_report(agent_tiers_text.create_report(described), full=full)
     folder = shlex.quote(str(output_dir))
     first_search = shlex.quote(str(output_dir / stored.tiers[0].folder))

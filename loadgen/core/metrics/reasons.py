@@ -360,14 +360,14 @@ def join_reasons(reasons: Iterable[str]) -> str:
     findings = []
     advice = []
     for reason in reasons:
-        finding, advice_of_reason = _split_first_sentence(reason)
+        finding, advice_of_reason = split_first_sentence(reason)
         findings.append(finding)
         if advice_of_reason:
             advice.append(advice_of_reason)
     return ". ".join(dict.fromkeys([*findings, *advice]))
 
 
-def _split_first_sentence(paragraph: str) -> tuple[str, str]:
+def split_first_sentence(paragraph: str) -> tuple[str, str]:
     """Return the first sentence without its period, and the rest, which may be empty."""
     first_sentence, _, rest = paragraph.partition(". ")
     return first_sentence, rest
